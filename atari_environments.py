@@ -1,0 +1,322 @@
+"""Atari games as the paper plays them (appendix G), many at once."""
+
+import collections
+from collections.abc import Sequence
+import dataclasses
+import difflib
+import inspect
+import os
+from typing import Any
+
+from ale_py import roms
+from ale_py import vector_env
+import gymnasium
+import numpy as np
+
+import environments
+
+
+@dataclasses.dataclass(frozen=True)
+class AtariSettings:
+  """How games are played; the defaults are the paper's (appendix G).
+
+  Attributes:
+    frames_per_step: frames for which an action is repeated. The observation
+      is the maximum over the last two, in grey, scaled to 84 x 84.
+    max_noops: a game starts with 1 to this many frames without an action,
+      uniform; 0 for none.
+    max_episode_frames: a game is cut after so many frames (half an hour).
+    repeat_action_probability: of an action being ignored in favour of the last
+      one ("sticky actions").
+    full_action_set: take all 18 actions of the console, not the game's own.
+    num_threads: threads that step games; None for one per usable core.
+  """
+
+  frames_per_step: int = 4
+  max_noops: int = 30
+  max_episode_frames: int = 108_000
+  repeat_action_probability: float = 0.0
+  full_action_set: bool = False
+  num_threads: int | None = None
+
+  def __post_init__(self):
+    if self.frames_per_step < 1:
+      raise ValueError(
+        f'frames_per_step must be at least 1, got {self.frames_per_step}.'
+      )
+    if self.max_noops < 0:
+      raise ValueError(f'max_noops must not be negative: {self.max_noops}.')
+    if self.max_episode_frames < self.frames_per_step:
+      raise ValueError(
+        f'max_episode_frames must allow for at least one step of '
+        f'{self.frames_per_step} frames, got {self.max_episode_frames}.'
+      )
+    if not 0 <= self.repeat_action_probability < 1:
+      raise ValueError(
+        f'repeat_action_probability must be in [0, 1), got '
+        f'{self.repeat_action_probability}.'
+      )
+
+
+class AtariEnvironments(environments.Environments):
+  """Atari games, stepped by the emulator's own threads.
+
+  The games form groups of at most max_batch. A group is stepped as one while
+  the policy works on another, so emulation and inference overlap. (The emulator
+  can also return any games that are ready, but then it cannot be asked to
+  restart one, see `_AtariGroup`; and runs would not repeat.)
+  """
+
+  def __init__(
+    self,
+    level_names: Sequence[str],
+    num_envs: int,
+    seed: int | Sequence[int],
+    *,
+    training: bool,
+    max_batch: int | None = None,
+    settings: AtariSettings | None = None,
+  ):
+    """Loads the games; the first `recv` starts them.
+
+    Args:
+      level_names: games, see find_game. Several take turns if they have the
+        same actions.
+      num_envs: see Environments.
+      seed: see Environments.
+      training: end an episode for learning where a life is lost. The game goes
+        on, and `info` counts full games.
+      max_batch: see Environments.
+      settings: how games are played; None for the paper's protocol.
+    """
+    level_names = [find_game(name) for name in level_names]
+    super().__init__(level_names, num_envs, seed, max_batch)
+    self._training = training
+    self._settings = settings or AtariSettings()
+    self._lives = np.zeros([num_envs], np.int32)
+    self._groups = []
+    for level_name in dict.fromkeys(self.level_names):
+      env_ids = np.flatnonzero(np.array(self.level_names) == level_name)
+      for start in range(0, len(env_ids), self.max_batch):
+        self._groups.append(
+          _AtariGroup(
+            env_ids[start : start + self.max_batch].astype(np.int32),
+            level_name,
+            self.seeds,
+            self._vector_arguments(),
+          )
+        )
+    self.spec = self._make_spec()
+    self._in_flight = collections.deque(self._groups)
+    self._received = []
+
+  def _vector_arguments(self) -> dict[str, Any]:
+    settings = self._settings
+    return {
+      'autoreset_mode': gymnasium.vector.AutoresetMode.SAME_STEP,
+      'frameskip': settings.frames_per_step,
+      'full_action_space': settings.full_action_set,
+      'max_num_frames_per_episode': settings.max_episode_frames,
+      # The emulator draws from 0 to noop_max - 1; a group draws again for 0.
+      'noop_max': settings.max_noops + 1 if settings.max_noops else 0,
+      'num_threads': settings.num_threads or _count_cores(),
+      'repeat_action_probability': settings.repeat_action_probability,
+      'reward_clipping': False,
+      'stack_num': 1,
+      'use_fire_reset': False,
+    }
+
+  def settings(self) -> dict[str, Any]:
+    """Returns the emulator's settings that are not ale-py's own defaults."""
+    signature = inspect.signature(vector_env.AtariVectorEnv.__init__)
+    return {
+      name: value
+      for name, value in self._vector_arguments().items()
+      if value != signature.parameters[name].default
+    }
+
+  def _make_spec(self) -> environments.EnvironmentSpec:
+    meanings = {
+      group.level_name: group.action_meanings for group in self._groups
+    }
+    if len(set(meanings.values())) > 1:
+      sizes = ', '.join(f'{name} {len(m)}' for name, m in meanings.items())
+      raise ValueError(
+        f'One run has one action set, but these games have different ones: '
+        f'{sizes}. Name a single game.'
+      )
+    return environments.EnvironmentSpec(
+      observation_shape=(84, 84),
+      observation_dtype=np.dtype(np.uint8),
+      num_actions=len(self._groups[0].action_meanings),
+      frames_per_step=self._settings.frames_per_step,
+      stack=4,
+      action_meanings=self._groups[0].action_meanings,
+    )
+
+  def recv(
+    self, timeout_secs: float | None = None
+  ) -> tuple[np.ndarray, environments.StepOutput]:
+    """Waits for the group whose actions came first; see Environments.
+
+    Takes along the next groups that fit in max_batch. A game's step takes less
+    than a millisecond, so the time limit is not needed here.
+    """
+    del timeout_secs
+    if not self._in_flight:
+      raise RuntimeError('No environment is in flight: send actions first.')
+    groups = [self._in_flight.popleft()]
+    size = len(groups[0].env_ids)
+    while self._in_flight:
+      size += len(self._in_flight[0].env_ids)
+      if size > self.max_batch:
+        break
+      groups.append(self._in_flight.popleft())
+    self._received += groups
+    if len(groups) == 1:
+      return self._to_outputs(groups[0].env_ids.copy(), *groups[0].recv())
+    columns = zip(*(group.recv() for group in groups), strict=True)
+    return self._to_outputs(
+      np.concatenate([group.env_ids for group in groups]),
+      *(np.concatenate(column) for column in columns),
+    )
+
+  def _to_outputs(
+    self,
+    env_ids: np.ndarray,
+    rewards: np.ndarray,
+    over: np.ndarray,
+    lives: np.ndarray,
+    observations: np.ndarray,
+  ) -> tuple[np.ndarray, environments.StepOutput]:
+    # The emulator's rewards are integers: nothing to check.
+    rewards = rewards.astype(np.float32)
+    info, first = self._episodes.add(env_ids, rewards, over)
+    done = over | first
+    if self._training:
+      # Some games show 0 lives for a few frames before they are over, or never
+      # show any, or add lives at the start: neither ends an episode.
+      done |= (lives < self._lives[env_ids]) & (lives > 0)
+      self._lives[env_ids] = lives
+    return env_ids, environments.StepOutput(rewards, info, done, observations)
+
+  def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
+    """Lets environments take a step; see Environments."""
+    self._check_actions(actions, env_ids)
+    start = 0
+    while start < len(env_ids):
+      group = self._received[0] if self._received else None
+      stop = start + (len(group.env_ids) if group else 1)
+      if not group or not np.array_equal(env_ids[start:stop], group.env_ids):
+        raise ValueError(
+          'Games take actions in the order in which recv returned them, all of '
+          f'a recv at once; got actions for {env_ids.tolist()}.'
+        )
+      group.send(actions[start:stop])
+      self._in_flight.append(self._received.pop(0))
+      start = stop
+
+  def close(self) -> None:
+    """Ends the emulator's threads."""
+    self._groups.clear()
+    self._in_flight.clear()
+    self._received.clear()
+
+
+class _AtariGroup:
+  """Some environments that play one game, stepped as one.
+
+  Whole games only. The emulator's `episodic_life` would restart the game where
+  a life is lost; the paper's games go on.
+  """
+
+  def __init__(
+    self,
+    env_ids: np.ndarray,
+    level_name: str,
+    seeds: Sequence[int],
+    arguments: dict[str, Any],
+  ):
+    self.env_ids = env_ids
+    self.level_name = level_name
+    self._seeds = np.array(seeds)[env_ids]
+    self._draws_noops = arguments['noop_max'] > 0
+    self._started = False
+    self._vector = vector_env.AtariVectorEnv(
+      level_name, len(env_ids), **arguments
+    )
+    self.action_meanings = tuple(
+      action.name for action in self._vector.ale.get_action_set()
+    )
+
+  def send(self, actions: np.ndarray) -> None:
+    """Starts a step of int32 [n] actions."""
+    self._vector.send(actions.astype(np.int32, copy=False))
+
+  def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Waits for the step's end.
+
+    Returns:
+      int32 [n] rewards, bool [n] where a game has ended and the next has begun,
+      int32 [n] lives, and uint8 [n, 84, 84] observations.
+    """
+    if self._started:
+      stacks, rewards, terminated, truncated, info = self._vector.recv()
+      over = terminated | truncated
+      begun = over
+    else:
+      self._started = True
+      stacks, info = self._vector.reset(seed=self._seeds)
+      rewards = np.zeros([len(self.env_ids)], np.int32)
+      over = np.zeros([len(self.env_ids)], bool)
+      begun = ~over
+    if self._draws_noops and begun.any():
+      stacks, info = self._draw_again(begun, stacks, info)
+    # Freshly allocated by the emulator for each call.
+    return rewards, over, info['lives'], stacks[:, 0]
+
+  def _draw_again(
+    self, begun: np.ndarray, stacks: np.ndarray, info: dict[str, np.ndarray]
+  ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    """Restarts those new games that began without a no-op.
+
+    The emulator draws their number from 0 to the maximum, the paper from 1.
+    Drawing again for 0 keeps all others equally likely.
+    """
+    rejected = begun & (info['episode_frame_number'] == 0)
+    while rejected.any():
+      stacks, info = self._vector.reset(options={'reset_mask': rejected})
+      rejected &= info['episode_frame_number'] == 0
+    return stacks, info
+
+
+def find_game(name: str) -> str:
+  """Returns the ROM's name for any usual spelling of a game.
+
+  Args:
+    name: such as 'up_n_down', 'UpNDown' or 'ALE/UpNDown-v5'.
+
+  Raises:
+    ValueError: there is no such game; names some that are near.
+  """
+  games = {game.replace('_', ''): game for game in roms.get_all_rom_ids()}
+  key = name.removeprefix('ALE/').removesuffix('-v5').replace('_', '').lower()
+  if key in games:
+    return games[key]
+  near = [games[match] for match in difflib.get_close_matches(key, games)]
+  hint = (
+    f'did you mean {" or ".join(near)}?'
+    if near
+    else (
+      'an Atari game is named like up_n_down, a Gymnasium environment like '
+      'gym:CartPole-v1.'
+    )
+  )
+  raise ValueError(f'Unknown level {name!r}: {hint}')
+
+
+def _count_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1

@@ -1,0 +1,277 @@
+"""The contract of all environments, and the way to make them by name.
+
+`make_environments` returns E environments. `recv` gives the outputs of those
+that are ready, with their numbers, and `send` lets them take a step:
+
+  actors = environments.make_environments(
+    ['pong'], num_envs=32, seed=1, training=True
+  )
+  while True:
+    env_ids, env_outputs = actors.recv()
+    actors.send(choose_actions(env_ids, env_outputs), env_ids)
+
+Each family has a module of its own: `atari_environments`, `gym_environments`.
+None of them may import TensorFlow, nor may this one: environments run in
+processes that do without it.
+
+A time limit ends an episode just as its natural end does, and nothing is
+bootstrapped from its last observation: the choice of the original IMPALA.
+"""
+
+import abc
+from collections.abc import Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_GYM_PREFIX = 'gym:'
+
+
+class StepOutputInfo(NamedTuple):
+  """The episode so far, over full games; n is the number of ready environments.
+
+  Attributes:
+    episode_return: float32 [n], the sum of all rewards, unclipped.
+    episode_step: int32 [n], agent steps.
+    episode_done: bool [n], true where the other two are the totals of a
+      finished game. Differs from `done` where a lost life ends an episode for
+      learning, and in the very first output.
+  """
+
+  episode_return: np.ndarray
+  episode_step: np.ndarray
+  episode_done: np.ndarray
+
+
+class StepOutput(NamedTuple):
+  """What arrives with an observation.
+
+  Where `done` is true, the observation opens the next episode, while the reward
+  and the info still belong to the one before. The very first output of an
+  environment has `done` true, reward 0 and an info of zeros.
+
+  Attributes:
+    reward: float32 [n], unclipped.
+    info: a StepOutputInfo.
+    done: bool [n], whether an episode ended with this reward.
+    observation: [n, ...], see EnvironmentSpec.
+  """
+
+  reward: np.ndarray
+  info: StepOutputInfo
+  done: np.ndarray
+  observation: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentSpec:
+  """What all environments of one run have in common.
+
+  Attributes:
+    observation_shape: the shape of one observation.
+    observation_dtype: its type, np.uint8 for images and else np.float32.
+    num_actions: actions are 0 to num_actions - 1.
+    frames_per_step: environment frames in one agent step (action repeats).
+    stack: how many successive observations the agent sees at once. The
+      environments give single ones: the agent stacks.
+    action_meanings: the actions' names, or None.
+  """
+
+  observation_shape: tuple[int, ...]
+  observation_dtype: np.dtype
+  num_actions: int
+  frames_per_step: int
+  stack: int
+  action_meanings: tuple[str, ...] | None
+
+
+class Environments(abc.ABC):
+  """E environments of one family.
+
+  Attributes:
+    spec: an EnvironmentSpec.
+    num_envs: E.
+    max_batch: the most environments that one `recv` returns.
+    level_names: E names; environment i plays level_names[i].
+    seeds: E ints, one for each environment.
+  """
+
+  spec: EnvironmentSpec
+
+  def __init__(
+    self,
+    level_names: Sequence[str],
+    num_envs: int,
+    seed: int | Sequence[int],
+    max_batch: int | None = None,
+  ):
+    """Checks and keeps what all families share.
+
+    Args:
+      level_names: levels, given to the environments round robin.
+      num_envs: E.
+      seed: what the environments' own seeds are derived from. Give different
+        actors of one run different ones, such as [seed, actor].
+      max_batch: see above; None for half the environments, so that one half
+        steps while the policy works on the other.
+    """
+    if not level_names:
+      raise ValueError('level_names is empty: name at least one level.')
+    if num_envs < 1:
+      raise ValueError(f'num_envs must be at least 1, got {num_envs}.')
+    if max_batch is None:
+      max_batch = -(-num_envs // 2)
+    if not 1 <= max_batch <= num_envs:
+      raise ValueError(
+        f'max_batch must be from 1 to num_envs ({num_envs}), got {max_batch}.'
+      )
+    self.num_envs = num_envs
+    self.max_batch = max_batch
+    self.level_names = [
+      level_names[i % len(level_names)] for i in range(num_envs)
+    ]
+    # The emulator and Gymnasium take non-negative 31-bit Python ints.
+    states = np.random.SeedSequence(seed).generate_state(num_envs)
+    self.seeds = [int(state >> 1) for state in states]
+    self._episodes = EpisodeTotals(num_envs)
+
+  @abc.abstractmethod
+  def recv(
+    self, timeout_secs: float | None = None
+  ) -> tuple[np.ndarray, StepOutput]:
+    """Waits for environments that are ready for their next action.
+
+    Args:
+      timeout_secs: the longest wait for environments that can be slow; None
+        waits for ever.
+
+    Returns:
+      int32 [n], the environments' numbers, and a StepOutput. The arrays are the
+      caller's to keep. n is from 1 to max_batch, or 0 if the time ran out.
+
+    Raises:
+      py_process.EnvironmentFailed: an environment raised, died, or gave a
+        reward or an observation that is not finite.
+    """
+
+  @abc.abstractmethod
+  def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
+    """Lets environments take a step; does not wait.
+
+    Args:
+      actions: int32 [n].
+      env_ids: int32 [n], as the last `recv` returned them.
+
+    Raises:
+      ValueError: an action is out of range, or an environment is not ready.
+    """
+
+  @abc.abstractmethod
+  def close(self) -> None:
+    """Ends all environments; calling it again does nothing."""
+
+  def settings(self) -> dict[str, Any]:
+    """Returns what was set in the library below, away from its defaults."""
+    return {}
+
+  def _check_actions(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
+    num_actions = self.spec.num_actions
+    if actions.shape != env_ids.shape or actions.ndim != 1:
+      raise ValueError(
+        f'Expected one action for each of {len(env_ids)} environments, got '
+        f'shape {actions.shape}.'
+      )
+    if actions.dtype.kind not in 'iu':
+      raise ValueError(f'Actions must be integers, got {actions.dtype}.')
+    # An action out of range would hang the Atari emulator for ever.
+    if len(actions) and not 0 <= actions.min() <= actions.max() < num_actions:
+      raise ValueError(
+        f'Actions must be from 0 to {num_actions - 1}, got {actions.tolist()}.'
+      )
+
+
+class EpisodeTotals:
+  """Adds up each environment's return and steps over full games."""
+
+  def __init__(self, num_envs: int):
+    self._returns = np.zeros([num_envs], np.float64)
+    self._steps = np.zeros([num_envs], np.int32)
+    self._started = np.zeros([num_envs], bool)
+
+  def add(
+    self, env_ids: np.ndarray, rewards: np.ndarray, over: np.ndarray
+  ) -> tuple[StepOutputInfo, np.ndarray]:
+    """Counts one step of each of n environments.
+
+    Args:
+      env_ids: int32 [n].
+      rewards: float32 [n].
+      over: bool [n], where a full game has ended.
+
+    Returns:
+      The totals including this step, and bool [n]: whether this is the very
+      first output, which counts as no step.
+    """
+    first = ~self._started[env_ids]
+    self._started[env_ids] = True
+    self._returns[env_ids] += rewards
+    self._steps[env_ids] += ~first
+    info = StepOutputInfo(
+      self._returns[env_ids].astype(np.float32), self._steps[env_ids], over
+    )
+    finished = env_ids[over]
+    self._returns[finished] = 0
+    self._steps[finished] = 0
+    return info, first
+
+
+def make_environments(
+  level_names: Sequence[str],
+  num_envs: int,
+  seed: int | Sequence[int],
+  *,
+  training: bool,
+  max_batch: int | None = None,
+  atari_settings: Any = None,
+) -> Environments:
+  """Makes environments from the names of their levels.
+
+  Args:
+    level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
+      'ALE/UpNDown-v5'), or one or more Gymnasium environments ('gym:<id>',
+      'gym:<module>:<id>'), which environments take round robin.
+    num_envs: how many.
+    seed: what the environments' own seeds are derived from. Give different
+      actors of one run different ones, such as [seed, actor].
+    training: whether the agent learns from them. A lost life then ends an
+      episode of an Atari game.
+    max_batch: the most environments that one `recv` returns; None for half of
+      them, so that one half steps while the policy works on the other.
+    atari_settings: an atari_environments.AtariSettings; None for the paper's.
+
+  Returns:
+    The environments. Close them after use.
+
+  Raises:
+    ValueError: a level is unknown, cannot be trained on, or does not go
+      together with the others.
+    py_process.EnvironmentFailed: an environment could not be made.
+  """
+  # The families build on this module; and only what a run needs is imported.
+  if level_names and all(n.startswith(_GYM_PREFIX) for n in level_names):
+    import gym_environments
+
+    return gym_environments.GymEnvironments(
+      level_names, num_envs, seed, max_batch
+    )
+  import atari_environments
+
+  return atari_environments.AtariEnvironments(
+    level_names,
+    num_envs,
+    seed,
+    training=training,
+    max_batch=max_batch,
+    settings=atari_settings,
+  )

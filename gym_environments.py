@@ -1,0 +1,215 @@
+"""Gymnasium environments, each in a process of its own."""
+
+from collections.abc import Sequence
+import difflib
+import functools
+import random
+
+import gymnasium
+import numpy as np
+
+import environments
+import py_process
+import py_process_worker
+
+_PREFIX = 'gym:'
+
+
+class GymEnvironments(environments.Environments):
+  """Gymnasium environments that step and restart without waiting for others.
+
+  An episode ends where the environment terminates or truncates it, and the next
+  begins in the same step: no action is lost on a restart.
+  """
+
+  def __init__(
+    self,
+    level_names: Sequence[str],
+    num_envs: int,
+    seed: int | Sequence[int],
+    max_batch: int | None = None,
+  ):
+    """Makes all environments at once; does not wait for their first resets.
+
+    Args:
+      level_names: 'gym:<id>' or 'gym:<module>:<id>', where importing the module
+        registers the id. All must have the same spaces.
+      num_envs: see Environments.
+      seed: see Environments.
+      max_batch: see Environments.
+
+    Raises:
+      ValueError: a level is unknown or has spaces that do not fit.
+      py_process.EnvironmentFailed: an environment could not be made.
+    """
+    super().__init__(level_names, num_envs, seed, max_batch)
+    self._processes = py_process.EnvironmentProcesses(
+      [
+        functools.partial(GymEnvironment, level_name, env_seed)
+        for level_name, env_seed in zip(
+          self.level_names, self.seeds, strict=True
+        )
+      ],
+      self.level_names,
+    )
+    try:
+      self.spec = self._join_specs(self._processes.specs)
+      self._arrays = self._processes.start_episodes(
+        self.spec.observation_shape, self.spec.observation_dtype
+      )
+    except BaseException:
+      self.close()
+      raise
+
+  def _join_specs(
+    self, specs: Sequence[environments.EnvironmentSpec]
+  ) -> environments.EnvironmentSpec:
+    for level_name, spec in zip(self.level_names, specs, strict=True):
+      if spec != specs[0]:
+        raise ValueError(
+          f'Levels of one run must have the same observations and actions: '
+          f'{self.level_names[0]} has {_describe(specs[0])}, {level_name} has '
+          f'{_describe(spec)}.'
+        )
+    return specs[0]
+
+  def recv(
+    self, timeout_secs: float | None = None
+  ) -> tuple[np.ndarray, environments.StepOutput]:
+    """Waits for environments that are ready; see Environments."""
+    env_ids = self._processes.recv(self.max_batch, timeout_secs)
+    rewards = self._arrays.rewards[env_ids]
+    over = self._arrays.dones[env_ids]
+    observations = self._arrays.observations[env_ids]
+    info, first = self._episodes.add(env_ids, rewards, over)
+    self._check_finite(env_ids, info, rewards, observations)
+    return env_ids, environments.StepOutput(
+      rewards, info, over | first, observations
+    )
+
+  def _check_finite(
+    self,
+    env_ids: np.ndarray,
+    info: environments.StepOutputInfo,
+    rewards: np.ndarray,
+    observations: np.ndarray,
+  ) -> None:
+    """Raises EnvironmentFailed before a NaN can reach the weights."""
+    finite = np.isfinite(rewards)
+    if observations.dtype == np.float32:
+      finite &= np.isfinite(observations).all(axis=1)
+    if finite.all():
+      return
+    row = np.flatnonzero(~finite)[0]
+    env_id = env_ids[row]
+    what = f'observation {observations[row].tolist()}'
+    if not np.isfinite(rewards[row]):
+      what = f'reward {rewards[row]}'
+    raise py_process.EnvironmentFailed(
+      self.level_names[env_id],
+      env_id,
+      info.episode_step[row],
+      f'It gave the {what}, which is not finite.',
+    )
+
+  def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
+    """Lets environments take a step; see Environments."""
+    self._check_actions(actions, env_ids)
+    self._processes.send(actions, env_ids)
+
+  def close(self) -> None:
+    """Ends all processes within 3 s."""
+    self._processes.close()
+
+
+class GymEnvironment:
+  """One Gymnasium environment as `py_process` runs it, in its own process."""
+
+  def __init__(self, level_name: str, seed: int):
+    """Makes the environment.
+
+    Args:
+      level_name: see GymEnvironments.
+      seed: for the first reset, and for code that draws from the global
+        generators of Python and NumPy.
+
+    Raises:
+      py_process_worker.UnusableLevelError: it does not exist or has spaces that
+        are not supported.
+    """
+    random.seed(seed)
+    np.random.seed(seed)
+    self._seed = seed
+    gym_id = level_name.removeprefix(_PREFIX)
+    try:
+      self._env = gymnasium.make(gym_id, disable_env_checker=True)
+    except (gymnasium.error.Error, ModuleNotFoundError) as error:
+      raise py_process_worker.UnusableLevelError(
+        _describe_unknown(level_name, gym_id, error)
+      ) from error
+    self.spec = _make_spec(level_name, self._env)
+    self._first_action = int(self._env.action_space.start)
+
+  def reset(self) -> np.ndarray:
+    """Starts an episode; only the very first one is seeded."""
+    observation, _ = self._env.reset(seed=self._seed)
+    self._seed = None
+    return observation
+
+  def step(self, action: int) -> tuple[np.ndarray, float, bool]:
+    """Takes one step."""
+    observation, reward, terminated, truncated, _ = self._env.step(
+      action + self._first_action
+    )
+    return observation, reward, terminated or truncated
+
+  def close(self) -> None:
+    """Closes the environment."""
+    self._env.close()
+
+
+def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
+  near = difflib.get_close_matches(gym_id, gymnasium.registry)
+  hint = f' Did you mean {" or ".join(_PREFIX + m for m in near)}?'
+  message = ' '.join(str(error).split())
+  return f'Cannot make {level_name}: {message}{hint if near else ""}'
+
+
+def _make_spec(
+  level_name: str, env: gymnasium.Env
+) -> environments.EnvironmentSpec:
+  """Checks the spaces and returns what the agent needs to know of them."""
+  actions, observations = env.action_space, env.observation_space
+  if not isinstance(actions, gymnasium.spaces.Discrete):
+    raise py_process_worker.UnusableLevelError(
+      f'{level_name} has the action space {actions}; only Discrete is '
+      f'supported.'
+    )
+  is_box = isinstance(observations, gymnasium.spaces.Box)
+  is_vector = is_box and len(observations.shape) == 1
+  is_image = (
+    is_box
+    and len(observations.shape) in (2, 3)
+    and observations.dtype == np.uint8
+  )
+  if not is_vector and not is_image:
+    raise py_process_worker.UnusableLevelError(
+      f'{level_name} has the observation space {observations}; only a Box is '
+      f'supported that is a vector, or an image of uint8 [H, W] or [H, W, C].'
+    )
+  meanings = getattr(env.unwrapped, 'get_action_meanings', lambda: None)()
+  return environments.EnvironmentSpec(
+    observation_shape=observations.shape,
+    observation_dtype=np.dtype(np.float32 if is_vector else np.uint8),
+    num_actions=int(actions.n),
+    frames_per_step=1,
+    stack=1,
+    action_meanings=tuple(meanings) if meanings else None,
+  )
+
+
+def _describe(spec: environments.EnvironmentSpec) -> str:
+  return (
+    f'{spec.observation_dtype} {list(spec.observation_shape)} and '
+    f'{spec.num_actions} actions'
+  )

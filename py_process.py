@@ -1,0 +1,292 @@
+"""Runs Python environments in processes of their own, frames in shared memory.
+
+Nobody waits for a slow one: every environment steps and starts its next episode
+in its own process, and the caller takes whichever are ready. Actions, rewards,
+ends and observations lie in one block of anonymous shared memory, so that a
+step costs one byte through a socket one way and four through a pipe the other.
+`py_process_worker` is the other side.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import contextlib
+from multiprocessing import connection
+import os
+import pickle
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import numpy as np
+
+import py_process_worker
+
+# With a first environment ready, `recv` naps for more. It stops at the first
+# nap that brings none: a slow environment costs its caller one nap.
+_NAP_SECS = 0.0002
+_MAX_NAPS = 10
+_ID_BYTES = 4
+
+
+class EnvironmentFailed(RuntimeError):  # noqa: N818 (says it better)
+  """An environment raised, died, or gave a value that nobody can learn from.
+
+  Attributes:
+    level_name: the level's name.
+    env_id: the environment's number in its actor.
+    step: the agent step of its episode that failed, 0 for its very first reset.
+    details: a traceback, or a line that says what happened.
+  """
+
+  def __init__(self, level_name: str, env_id: int, step: int, details: str):
+    self.level_name = level_name
+    self.env_id = int(env_id)
+    self.step = int(step)
+    self.details = details.strip()
+    super().__init__(level_name, env_id, step, details)
+
+  def __str__(self) -> str:
+    return (
+      f'{self.level_name}: environment {self.env_id} failed at step '
+      f'{self.step}\n{self.details}'
+    )
+
+
+class EnvironmentProcesses:
+  """E environments, each in a process of its own.
+
+  `specs` tells what they report of themselves; `start_episodes` lets them run;
+  then `recv` and `send` take turns.
+  """
+
+  def __init__(
+    self,
+    makers: Sequence[Callable[[], py_process_worker.EnvironmentProtocol]],
+    level_names: Sequence[str],
+  ):
+    """Starts the processes and makes all environments at the same time.
+
+    Args:
+      makers: one for each environment. They pickle, and are called in the
+        environments' processes.
+      level_names: their levels, for messages.
+
+    Raises:
+      EnvironmentFailed: one could not be made.
+      py_process_worker.UnusableLevelError: a maker has raised it.
+    """
+    self._level_names = list(level_names)
+    self._steps = np.full([len(makers)], -1)  # -1: not reset yet.
+    self._in_flight = np.zeros([len(makers)], bool)
+    self._arrays = None
+    self._supervisor = None
+    self._memory_fd = _open_anonymous_memory()
+    self._ready_fd, ready_writer = os.pipe()
+    os.set_blocking(self._ready_fd, False)
+    pairs = [connection.Pipe() for _ in makers]
+    self._links = [ours for ours, _ in pairs]
+    theirs = [link.fileno() for _, link in pairs]
+    self._poller = select.poll()
+    self._poller.register(self._ready_fd, select.POLLIN)
+    for link in self._links:
+      self._poller.register(link.fileno(), select.POLLIN)
+    try:
+      try:
+        self._start_supervisor(list(makers), theirs, ready_writer)
+      finally:
+        for _, link in pairs:
+          link.close()
+        os.close(ready_writer)
+      self.specs = [self._receive_spec(i) for i in range(len(makers))]
+    except BaseException:
+      self.close()
+      raise
+
+  def _start_supervisor(
+    self, makers: list, links: list[int], ready_fd: int
+  ) -> None:
+    command = (
+      f'import sys; sys.path[:] = {sys.path!r}; '
+      f'import py_process_worker; py_process_worker.supervise()'
+    )
+    with _blocked_interrupt():
+      self._supervisor = subprocess.Popen(
+        [sys.executable, '-c', command],
+        stdin=subprocess.PIPE,
+        pass_fds=[*links, ready_fd, self._memory_fd],
+        # These many processes are the parallelism, and a process with threads
+        # cannot be forked safely.
+        env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
+      )
+    with contextlib.suppress(OSError):  # It has died: no spec will come.
+      message = makers, links, ready_fd, self._memory_fd
+      pickle.dump(message, self._supervisor.stdin)
+      self._supervisor.stdin.flush()
+
+  def _receive_spec(self, env_id: int) -> Any:
+    kind, value = self._receive(env_id)
+    if kind == 'spec':
+      return value
+    if kind == 'unusable':
+      raise py_process_worker.UnusableLevelError(value)
+    raise self._failure(env_id, kind, value)
+
+  def _receive(self, env_id: int) -> tuple[str, Any]:
+    try:
+      return self._links[env_id].recv()
+    except (EOFError, OSError):
+      return 'died', None
+
+  def start_episodes(
+    self, shape: tuple[int, ...], dtype: np.dtype
+  ) -> py_process_worker.SharedArrays:
+    """Lets all environments start their first episodes; does not wait.
+
+    Args:
+      shape: the shape of one observation.
+      dtype: its type.
+
+    Returns:
+      The arrays. Rows of environments in flight may change at any time.
+    """
+    layout = py_process_worker.Layout(
+      len(self._links), tuple(shape), np.dtype(dtype)
+    )
+    self._arrays = layout.map(self._memory_fd)
+    for link in self._links:
+      # One that has died meanwhile is reported by `recv`.
+      with contextlib.suppress(OSError):
+        link.send(layout)
+    self._in_flight[:] = True
+    return self._arrays
+
+  def recv(
+    self, max_batch: int, timeout_secs: float | None = None
+  ) -> np.ndarray:
+    """Waits for one environment and takes along those that are ready by then.
+
+    Args:
+      max_batch: the most environments to return; others stay ready.
+      timeout_secs: the longest wait; None waits for ever.
+
+    Returns:
+      int32 [n], their numbers, in the order in which they became ready. n is 0
+      if the time ran out.
+
+    Raises:
+      EnvironmentFailed: an environment raised, or its process died.
+      RuntimeError: no environment is in flight.
+    """
+    wanted = min(max_batch, np.count_nonzero(self._in_flight))
+    if not wanted:
+      raise RuntimeError('No environment is in flight: send actions first.')
+    timeout_ms = None if timeout_secs is None else timeout_secs * 1000
+    events = self._poller.poll(timeout_ms)
+    for file_descriptor, _ in events:
+      if file_descriptor != self._ready_fd:
+        fds = [link.fileno() for link in self._links]
+        env_id = fds.index(file_descriptor)
+        raise self._failure(env_id, *self._receive(env_id))
+    ready = self._gather(wanted) if events else b''
+    env_ids = np.frombuffer(ready, np.int32).copy()
+    self._in_flight[env_ids] = False
+    self._steps[env_ids] = np.where(
+      self._arrays.dones[env_ids], 0, self._steps[env_ids] + 1
+    )
+    return env_ids
+
+  def _gather(self, wanted: int) -> bytes:
+    ready = os.read(self._ready_fd, _ID_BYTES * wanted)
+    for _ in range(_MAX_NAPS):
+      missing = _ID_BYTES * wanted - len(ready)
+      if not missing:
+        break
+      time.sleep(_NAP_SECS)
+      try:
+        ready += os.read(self._ready_fd, missing)
+      except BlockingIOError:
+        break
+    return ready
+
+  def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
+    """Lets environments take a step; does not wait.
+
+    Args:
+      actions: int32 [n].
+      env_ids: int32 [n], numbers that `recv` returned.
+
+    Raises:
+      ValueError: an environment is named twice or in flight already.
+    """
+    numbers = env_ids.tolist()
+    busy = self._in_flight[env_ids].any()
+    if busy or len(set(numbers)) != len(numbers):
+      raise ValueError(
+        f'An environment takes one action after each recv, got actions for '
+        f'{numbers} with {np.flatnonzero(self._in_flight).tolist()} in flight.'
+      )
+    self._arrays.actions[env_ids] = actions
+    self._in_flight[env_ids] = True
+    for env_id in numbers:
+      with contextlib.suppress(OSError):  # It has died: `recv` says so.
+        os.write(self._links[env_id].fileno(), b'\0')
+
+  def _failure(
+    self, env_id: int, kind: str, value: str | int | None
+  ) -> EnvironmentFailed:
+    if kind == 'failed':
+      details = value
+    elif value is None:
+      details = 'Its process and the supervisor have ended.'
+    elif value < 0:
+      details = f'Its process was ended by {_signal_name(-value)}.'
+    else:
+      details = f'Its process ended with exit code {value}.'
+    step = self._steps[env_id] + 1
+    return EnvironmentFailed(self._level_names[env_id], env_id, step, details)
+
+  def close(self) -> None:
+    """Ends all processes within 3 s, whatever they are doing."""
+    if not self._links:
+      return
+    for link in self._links:
+      link.close()  # Who waits for an action now sees the end of the file.
+    os.close(self._ready_fd)
+    os.close(self._memory_fd)
+    if self._supervisor is not None:
+      self._supervisor.stdin.close()
+      try:
+        self._supervisor.wait(2.5 * py_process_worker.GRACE_SECS)
+      except subprocess.TimeoutExpired:
+        self._supervisor.kill()
+        self._supervisor.wait()
+    self._links, self._arrays = [], None
+    self._in_flight[:] = False
+
+
+def _open_anonymous_memory() -> int:
+  """Opens a file without a name: nothing to remove, whoever dies first."""
+  if hasattr(os, 'memfd_create'):
+    return os.memfd_create('environments')
+  with tempfile.TemporaryFile() as file:
+    return os.dup(file.fileno())
+
+
+def _signal_name(number: int) -> str:
+  try:
+    return signal.Signals(number).name
+  except ValueError:
+    return f'signal {number}'
+
+
+@contextlib.contextmanager
+def _blocked_interrupt() -> Iterator[None]:
+  """Holds Ctrl-C back, in new processes too, until they can ignore it."""
+  before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+  try:
+    yield
+  finally:
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
