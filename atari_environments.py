@@ -194,9 +194,9 @@ class AtariEnvironments(environments.Environments):
     info, first = self._episodes.add(env_ids, rewards, over)
     done = over | first
     if self._training:
-      # Some games show 0 lives for a few frames before they are over, or never
-      # show any, or add lives at the start: neither ends an episode.
-      done |= (lives < self._lives[env_ids]) & (lives > 0)
+      # Counters of some games rise after the start: no end. At 0 lives the game
+      # may be over, or go on for a last one (bank_heist).
+      done |= lives < self._lives[env_ids]
       self._lives[env_ids] = lives
     return env_ids, environments.StepOutput(rewards, info, done, observations)
 

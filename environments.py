@@ -258,8 +258,14 @@ def make_environments(
       together with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
+  are_gym = {name.startswith(_GYM_PREFIX) for name in level_names}
+  if len(are_gym) > 1:
+    raise ValueError(
+      f'Atari games and Gymnasium environments cannot share a run: '
+      f'{", ".join(level_names)}.'
+    )
   # The families build on this module; and only what a run needs is imported.
-  if level_names and all(n.startswith(_GYM_PREFIX) for n in level_names):
+  if True in are_gym:
     import gym_environments
 
     return gym_environments.GymEnvironments(

@@ -169,10 +169,11 @@ class GymEnvironment:
 
 
 def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
-  near = difflib.get_close_matches(gym_id, gymnasium.registry)
-  hint = f' Did you mean {" or ".join(_PREFIX + m for m in near)}?'
   message = ' '.join(str(error).split())
-  return f'Cannot make {level_name}: {message}{hint if near else ""}'
+  near = difflib.get_close_matches(gym_id, gymnasium.registry)
+  if near and 'Did you mean' not in message:
+    message += f' Did you mean {" or ".join(_PREFIX + name for name in near)}?'
+  return f'Cannot make {level_name}: {message}'
 
 
 def _make_spec(

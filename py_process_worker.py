@@ -118,7 +118,7 @@ def supervise() -> None:
       os.dup2(nothing.fileno(), sys.stdin.fileno())
     _run_environment(env_id, maker, links[env_id], ready_fd, memory_fd)
     return
-  os.close(ready_fd)
+  # ready_fd stays open: a caller that finds it closed could not tell why.
   os.close(memory_fd)
   _supervise_processes(processes)
 

@@ -1,0 +1,242 @@
+"""Tests of py_process.py: real processes, some of them killed."""
+
+import functools
+import glob
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import gym_environments
+import py_process
+import py_process_worker
+
+_ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def start(*gym_ids, first_episodes=True):
+  names = [f'gym:tests.count_env:{gym_id}-v0' for gym_id in gym_ids]
+  processes = py_process.EnvironmentProcesses(
+    [functools.partial(gym_environments.GymEnvironment, n, 1) for n in names],
+    names,
+  )
+  if first_episodes:
+    processes.start_episodes([1], np.float32)
+  return processes
+
+
+def step(processes, num_batches):
+  for _ in range(num_batches):
+    env_ids = processes.recv(8, timeout_secs=20)
+    assert len(env_ids)
+    processes.send(np.zeros(len(env_ids), np.int32), env_ids)
+
+
+def descendants(process_id):
+  """Returns the process numbers of all children, and of theirs."""
+  path = f'/proc/{process_id}/task/{process_id}/children'
+  try:
+    with open(path) as file:
+      children = [int(word) for word in file.read().split()]
+  except OSError:
+    return []
+  return children + [d for child in children for d in descendants(child)]
+
+
+def is_running(process_id):
+  try:
+    with open(f'/proc/{process_id}/stat') as file:
+      return file.read().rsplit(')', 1)[1].split()[0] != 'Z'
+  except OSError:
+    return False
+
+
+def environment_process(processes):
+  (process_id,) = descendants(processes._supervisor.pid)
+  return process_id
+
+
+def wait_until(condition, timeout_secs):
+  deadline = time.monotonic() + timeout_secs
+  while time.monotonic() < deadline:
+    if condition():
+      return True
+    time.sleep(0.05)
+  return condition()
+
+
+@pytest.fixture
+def closing():
+  """Closes what is appended to it, however the test ends."""
+  opened = []
+  yield opened
+  for processes in opened:
+    processes.close()
+
+
+def test_batches_hold_who_is_ready(closing):
+  processes = start('Count3', 'Count3', 'Count3')
+  closing.append(processes)
+  ready = set()
+  while ready != {0, 1, 2}:
+    env_ids = processes.recv(2, timeout_secs=20)
+    assert 1 <= len(env_ids) <= 2
+    assert not ready & set(env_ids.tolist())
+    ready |= set(env_ids.tolist())
+
+
+def test_raising_environment(closing):
+  processes = start('Count100', 'CountRaise')
+  closing.append(processes)
+  with pytest.raises(py_process.EnvironmentFailed) as caught:
+    step(processes, 500)
+  lines = str(caught.value).splitlines()
+  assert lines[0] == (
+    'gym:tests.count_env:CountRaise-v0: environment 1 failed at step 50'
+  )
+  assert lines[-1] == 'OSError: The level is broken.'
+  assert 'in step' in str(caught.value)
+  copy = pickle.loads(pickle.dumps(caught.value))
+  assert str(copy) == str(caught.value)
+
+
+def test_raising_reset(closing):
+  processes = start('CountRaiseAtReset')
+  closing.append(processes)
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 0\n'):
+    step(processes, 1)
+
+
+def test_raising_maker():
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 0\n') as e:
+    py_process.EnvironmentProcesses(
+      [functools.partial(gym_environments.GymEnvironment, 'gym:X-v0', -1)],
+      ['broken'],
+    )
+  assert str(e.value).startswith('broken: environment 0')
+  assert 'ValueError' in str(e.value)
+  assert not descendants(os.getpid())
+
+
+def test_unusable_level():
+  with pytest.raises(py_process_worker.UnusableLevelError):
+    start('Missing')
+  assert not descendants(os.getpid())
+
+
+def test_environment_that_exits(closing):
+  processes = start('CountExit')
+  closing.append(processes)
+  with pytest.raises(py_process.EnvironmentFailed) as caught:
+    step(processes, 10)
+  assert caught.value.step == 5
+  assert caught.value.details == 'Its process ended with exit code 7.'
+
+
+@pytest.mark.parametrize('gym_id', ['Count100', 'CountSlowReset'])
+def test_killed_environment(closing, gym_id):
+  processes = start(gym_id)
+  closing.append(processes)
+  if gym_id == 'Count100':
+    step(processes, 3)
+  os.kill(environment_process(processes), signal.SIGKILL)
+  with pytest.raises(py_process.EnvironmentFailed, match='SIGKILL') as caught:
+    step(processes, 3)
+  assert caught.value.env_id == 0
+
+
+def test_environments_ignore_interrupts(closing):
+  processes = start('Count3')
+  closing.append(processes)
+  for process_id in descendants(os.getpid()):
+    os.kill(process_id, signal.SIGINT)
+  step(processes, 10)
+
+
+def test_close_is_quick_and_thorough(closing):
+  processes = start('Count3', 'CountSlowReset', 'Count3', 'CountSlowReset')
+  closing.append(processes)
+  step(processes, 3)
+  children = descendants(os.getpid())
+  assert len(children) == 5
+  before = time.monotonic()
+  processes.close()
+  assert time.monotonic() - before < 3
+  assert not any(is_running(process_id) for process_id in children)
+
+
+def test_close_before_the_first_episode():
+  processes = start('Count3', first_episodes=False)
+  processes.close()
+  assert not descendants(os.getpid())
+
+
+_MAIN = """
+import sys
+import tensorflow  # At the top, as in the main program.
+import numpy as np
+import environments
+
+envs = environments.make_environments(
+  ['gym:tests.count_env:Seed-v0', 'gym:tests.count_env:CountSlowReset-v0'],
+  num_envs=2, seed=1, training=True,
+)
+for _ in range(20):
+  env_ids, outputs = envs.recv()
+  assert not outputs.reward[env_ids == 0].any(), 'TensorFlow is loaded.'
+  envs.send(np.zeros(len(env_ids), np.int32), env_ids)
+print('running', flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def main_program(tmp_path):
+  """A main program that imports TensorFlow, in the middle of its work."""
+  script = tmp_path / 'main.py'
+  script.write_text(_MAIN)
+  scratch = tmp_path / 'scratch'
+  scratch.mkdir()
+  # A stand-in: what counts is whether the environments' processes import it.
+  (tmp_path / 'tensorflow.py').write_text('')
+  process = subprocess.Popen(
+    [sys.executable, str(script)],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+    env=os.environ | {'PYTHONPATH': _ROOT, 'TMPDIR': str(scratch)},
+  )
+  assert process.stdout.readline() == 'running\n'
+  yield process, scratch
+  process.kill()
+  process.wait()
+
+
+@pytest.mark.parametrize('end', ['kill', 'exit'])
+def test_the_main_programs_end_leaves_nothing(main_program, end):
+  process, scratch = main_program
+  shared = set(glob.glob('/dev/shm/*'))
+  children = descendants(process.pid)
+  assert len(children) == 3
+  assert all(is_running(process_id) for process_id in children)
+  if end == 'kill':
+    process.kill()
+  else:
+    process.stdin.close()
+  process.wait(10)
+  assert wait_until(lambda: not any(map(is_running, children)), 5)
+  assert not list(scratch.iterdir())
+  assert set(glob.glob('/dev/shm/*')) <= shared
+
+
+def test_what_environments_import_is_free_of_tensorflow():
+  code = (
+    'import sys, environments, atari_environments, gym_environments; '
+    'sys.exit("tensorflow" in sys.modules)'
+  )
+  subprocess.run([sys.executable, '-c', code], cwd=_ROOT, check=True)
