@@ -304,15 +304,13 @@ def find_game(name: str) -> str:
   if key in games:
     return games[key]
   near = [games[match] for match in difflib.get_close_matches(key, games)]
-  hint = (
-    f'did you mean {" or ".join(near)}?'
-    if near
-    else (
-      'an Atari game is named like up_n_down, a Gymnasium environment like '
-      'gym:CartPole-v1.'
-    )
+  if near:
+    hint = ' or '.join(near)
+    raise ValueError(f'Unknown level {name!r}: did you mean {hint}?')
+  raise ValueError(
+    f'Unknown level {name!r}: an Atari game is named like up_n_down, a '
+    f'Gymnasium environment like gym:CartPole-v1.'
   )
-  raise ValueError(f'Unknown level {name!r}: {hint}')
 
 
 def _count_cores() -> int:

@@ -3,12 +3,10 @@
 `make_environments` returns E environments. `recv` gives the outputs of those
 that are ready, with their numbers, and `send` lets them take a step:
 
-  actors = environments.make_environments(
-    ['pong'], num_envs=32, seed=1, training=True
-  )
+  envs = make_environments(['pong'], num_envs=32, seed=1, training=True)
   while True:
-    env_ids, env_outputs = actors.recv()
-    actors.send(choose_actions(env_ids, env_outputs), env_ids)
+    env_ids, env_outputs = envs.recv()
+    envs.send(choose_actions(env_ids, env_outputs), env_ids)
 
 Each family has a module of its own: `atari_environments`, `gym_environments`.
 None of them may import TensorFlow, nor may this one: environments run in
@@ -169,7 +167,10 @@ class Environments(abc.ABC):
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Ends all environments; calling it again does nothing."""
+    """Ends all environments; calling it again does nothing.
+
+    Not while another thread is in `recv` or `send`.
+    """
 
   def settings(self) -> dict[str, Any]:
     """Returns what was set in the library below, away from its defaults."""

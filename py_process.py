@@ -84,10 +84,10 @@ class EnvironmentProcesses:
     self._arrays = None
     self._supervisor = None
     self._memory_fd = _open_anonymous_memory()
-    self._ready_fd, ready_writer = os.pipe()
-    os.set_blocking(self._ready_fd, False)
     pairs = [connection.Pipe() for _ in makers]
     self._links = [ours for ours, _ in pairs]
+    self._ready_fd, ready_writer = os.pipe()
+    os.set_blocking(self._ready_fd, False)
     theirs = [link.fileno() for _, link in pairs]
     self._poller = select.poll()
     self._poller.register(self._ready_fd, select.POLLIN)

@@ -194,6 +194,8 @@ def _run_environment(
   finally:
     if environment is not None:
       environment.close()
+    # What is left is the interpreter's own end.
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _step_until_closed(

@@ -56,7 +56,7 @@ class EnvironmentsContract:
 
   @pytest.fixture
   def envs(self):
-    envs = make(self.level_name, num_envs=5, max_batch=3)
+    envs = make(self.level_name, num_envs=3, max_batch=2)
     yield envs
     envs.close()
 
@@ -64,7 +64,7 @@ class EnvironmentsContract:
     for _ in range(8):
       env_ids, outputs = envs.recv(timeout_secs=20)
       n = len(env_ids)
-      assert 1 <= n <= 3
+      assert 1 <= n <= 2
       assert env_ids.dtype == np.int32
       assert outputs.reward.dtype == np.float32
       assert outputs.done.dtype == bool
@@ -86,10 +86,10 @@ class EnvironmentsContract:
         assert row.reward == row.info.episode_return == 0
         assert row.info.episode_step == 0
       seen.add(env_id)
-    assert seen == set(range(5))
+    assert seen == {0, 1, 2}
 
   def test_info_adds_up(self, envs):
-    returns, steps = np.zeros(5), np.full(5, -1)
+    returns, steps = np.zeros(3), np.full(3, -1)
     for env_id, row in step_all(envs, 200):
       returns[env_id] += row.reward
       steps[env_id] += 1
@@ -129,7 +129,7 @@ class EnvironmentsContract:
 
   def test_refuses_to_wait_for_nothing(self, envs):
     received = 0
-    while received < 5:
+    while received < 3:
       received += len(envs.recv(timeout_secs=20)[0])
     with pytest.raises(RuntimeError, match='send actions first'):
       envs.recv()
