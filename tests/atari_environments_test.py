@@ -1,0 +1,182 @@
+"""Tests of atari_environments.py."""
+
+import numpy as np
+import pytest
+
+import atari_environments
+import environments
+from tests import contract
+
+
+class TestAtari(contract.EnvironmentsContract):
+  level_name = 'freeway'
+
+  def test_spec(self):
+    envs = contract.make('pong', num_envs=1)
+    assert envs.spec == environments.EnvironmentSpec(
+      (84, 84),
+      np.dtype(np.uint8),
+      6,
+      4,
+      4,
+      ('NOOP', 'FIRE', 'RIGHT', 'LEFT', 'RIGHTFIRE', 'LEFTFIRE'),
+    )
+    assert envs.level_names == ['pong']
+
+  def test_settings_are_the_papers(self):
+    envs = contract.make('pong')
+    arguments = envs._vector_arguments()
+    assert arguments['repeat_action_probability'] == 0
+    assert arguments['max_num_frames_per_episode'] == 108_000
+    assert (
+      envs.settings().items()
+      >= {
+        'reward_clipping': False,
+        'use_fire_reset': False,
+        'stack_num': 1,
+      }.items()
+    )
+
+  def test_full_action_set_and_sticky_actions(self):
+    settings = atari_environments.AtariSettings(
+      full_action_set=True, repeat_action_probability=0.25
+    )
+    envs = contract.make(
+      'pong', 'breakout', num_envs=4, atari_settings=settings
+    )
+    assert envs.spec.num_actions == 18
+    assert envs.settings()['repeat_action_probability'] == 0.25
+    assert envs.level_names == ['pong', 'breakout'] * 2
+    assert {env_id for env_id, _ in contract.step_all(envs, 16)} == {0, 1, 2, 3}
+
+  @pytest.mark.parametrize(
+    'wrong',
+    [
+      {'frames_per_step': 0},
+      {'max_noops': -1},
+      {'max_episode_frames': 3},
+      {'repeat_action_probability': 1.5},
+    ],
+  )
+  def test_refuses_settings(self, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+      atari_environments.AtariSettings(**wrong)
+
+  def test_cap_counts_frames_and_full_steps_of_four(self):
+    settings = atari_environments.AtariSettings(
+      max_noops=0, max_episode_frames=400
+    )
+    envs = contract.make('freeway', num_envs=2, atari_settings=settings)
+    rows = list(contract.step_all(envs, 2 * 301))
+    assert [steps for _, steps in contract.finished(rows)] == [100] * 6
+    # The emulator's own counter, over all three games.
+    info = envs._groups[0]._vector.recv()[-1]
+    assert info['frame_number'].tolist() == [4 * 301]
+
+  def test_noops_are_1_to_30(self):
+    settings = atari_environments.AtariSettings(max_episode_frames=4)
+    envs = contract.make(
+      'freeway', num_envs=4, max_batch=4, atari_settings=settings
+    )
+    group = envs._groups[0]
+    counts = []
+    resets = []
+    reset = group._vector.reset
+
+    def counting_reset(**kwargs):
+      resets.append(kwargs)
+      stacks, info = reset(**kwargs)
+      last_info.update(info)
+      return stacks, info
+
+    last_info = {}
+    recv = group._vector.recv
+
+    def counting_recv():
+      result = recv()
+      last_info.update(result[-1])
+      return result
+
+    group._vector.reset, group._vector.recv = counting_reset, counting_recv
+    for _ in range(100):
+      env_ids, outputs = envs.recv()
+      counts += last_info['episode_frame_number'].tolist()
+      envs.send(np.zeros(4, np.int32), env_ids)
+    assert len(resets) > 1  # It has drawn again for 0.
+    assert min(counts) == 1
+    assert max(counts) == 30
+    assert abs(np.mean(counts) - 15.5) < 4 * 8.66 / np.sqrt(len(counts))
+
+  def test_no_noops(self):
+    settings = atari_environments.AtariSettings(
+      max_noops=0, max_episode_frames=40
+    )
+    envs = contract.make('freeway', num_envs=2, atari_settings=settings)
+    firsts = [
+      row.observation for _, row in contract.step_all(envs, 50) if row.done
+    ]
+    assert len(firsts) > 4
+    for first in firsts:
+      np.testing.assert_array_equal(first, firsts[0])
+
+  def test_without_sticky_actions_games_repeat(self):
+    settings = atari_environments.AtariSettings(max_noops=0)
+    envs = [
+      contract.make('pong', seed=s, atari_settings=settings) for s in (1, 2)
+    ]
+    for (_, a), (_, b) in zip(
+      *(contract.step_all(e, 60) for e in envs), strict=True
+    ):
+      np.testing.assert_array_equal(a.observation, b.observation)
+
+  def test_life_loss_ends_episodes_in_training_only(self):
+    def play(training):
+      envs = contract.make('breakout', seed=5, training=training)
+      return [row for _, row in contract.step_all(envs, 700)]
+
+    training, evaluation = play(True), play(False)
+    for row, other in zip(training, evaluation, strict=True):
+      # The same games, frame by frame, with the same totals.
+      np.testing.assert_array_equal(row.observation, other.observation)
+      assert row.info == other.info
+    games = sum(row.info.episode_done for row in training)
+    assert games >= 2
+    assert sum(row.done for row in evaluation) == 1 + games
+    # Five lives a game, four of them lost before its end.
+    lost = 0
+    for row in training[1:]:
+      lost += row.done
+      if row.info.episode_done:
+        assert lost == 5
+        lost = 0
+
+  def test_games_without_lives_end_at_their_end(self):
+    envs = contract.make('pong', num_envs=4, max_batch=4)
+    rows = list(contract.step_all(envs, 4 * 1100))
+    games = contract.finished(rows)
+    assert games
+    assert sum(bool(row.done) for _, row in rows) == 4 + len(games)
+    assert all(value <= -14 for value, _ in games)
+
+  def test_rewards_are_not_clipped(self):
+    envs = contract.make('qbert', num_envs=4, max_batch=4)
+    assert max(row.reward for _, row in contract.step_all(envs, 800)) >= 25
+
+  def test_zero_lives_can_be_a_life(self):
+    envs = contract.make('bank_heist', num_envs=4, max_batch=4)
+    lost = np.zeros(4, int)
+    counts = []
+    for env_id, row in contract.step_all(envs, 4 * 700):
+      lost[env_id] += row.done and row.info.episode_step > 0
+      if row.info.episode_done:
+        counts.append(int(lost[env_id]))
+        lost[env_id] = 0
+    assert counts  # Starts with 4 spare lives.
+    assert set(counts) == {5}
+
+
+@pytest.mark.parametrize(
+  'name', ['up_n_down', 'UpNDown', 'ALE/UpNDown-v5', 'upndown']
+)
+def test_spellings_of_games(name):
+  assert atari_environments.find_game(name) == 'up_n_down'
