@@ -1,0 +1,260 @@
+"""Acts: many environments, one batched policy, unrolls out.
+
+An actor steps whichever of its environments are ready, as one batch: none
+waits for another that renders slowly or restarts. Each environment has its own
+recurrent state and its own unroll under way.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import environments
+import networks
+
+tf1 = tf.compat.v1
+
+
+class ActorOutput(NamedTuple):
+  """One unroll, as it goes to the learner.
+
+  Attributes:
+    level_index: int32 [], which of the run's levels was played.
+    policy_update: int64 [], the number of updates behind the weights that
+      acted first.
+    agent_state: before step 0.
+    env_outputs: `StepOutput`, `[T + 1, ...]`.
+    agent_outputs: `AgentOutput`, `[T + 1, ...]`; index t led to observation t.
+  """
+
+  level_index: object
+  policy_update: object
+  agent_state: networks.AgentState
+  env_outputs: environments.StepOutput
+  agent_outputs: networks.AgentOutput
+
+
+def unroll_specs(
+  agent: networks.Agent,
+  spec: environments.EnvironmentSpec,
+  unroll_length: int,
+) -> ActorOutput:
+  """Returns the `tf.TensorSpec`s of one unroll, in an `ActorOutput`."""
+  steps = unroll_length + 1
+
+  def one(shape, dtype):
+    return tf.TensorSpec(shape, dtype)
+
+  return ActorOutput(
+    level_index=one([], tf.int32),
+    policy_update=one([], tf.int64),
+    agent_state=tf.nest.map_structure(
+      lambda array: one(array.shape[1:], array.dtype), agent.initial_state(1)
+    ),
+    env_outputs=environments.StepOutput(
+      reward=one([steps], tf.float32),
+      info=environments.StepOutputInfo(
+        episode_return=one([steps], tf.float32),
+        episode_step=one([steps], tf.int32),
+        episode_done=one([steps], tf.bool),
+      ),
+      done=one([steps], tf.bool),
+      observation=one([steps, *spec.observation_shape], spec.observation_dtype),
+    ),
+    agent_outputs=networks.AgentOutput(
+      action=one([steps], tf.int32),
+      policy_logits=one([steps, spec.num_actions], tf.float32),
+      baseline=one([steps], tf.float32),
+    ),
+  )
+
+
+def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
+  """Makes the queue of unrolls; `capacity` unrolls bound the policy lag."""
+  flat = tf.nest.flatten(specs)
+  return tf.queue.FIFOQueue(
+    capacity, [s.dtype for s in flat], [s.shape for s in flat]
+  )
+
+
+class Policy:
+  """An agent's step on arrays, for whichever environments are ready."""
+
+  def __init__(self, agent: networks.Agent, spec: environments.EnvironmentSpec):
+    """Builds the ops in the current graph.
+
+    Args:
+      agent: not yet called: its weights are made here.
+      spec: of the environments.
+    """
+    self.agent = agent
+    self._state = tf.nest.map_structure(
+      lambda array: tf1.placeholder(array.dtype, [None, *array.shape[1:]]),
+      agent.initial_state(1),
+    )
+    self._last_actions = tf1.placeholder(tf.int32, [None])
+    self._env_outputs = environments.StepOutput(
+      reward=tf1.placeholder(tf.float32, [None]),
+      info=(),
+      done=tf1.placeholder(tf.bool, [None]),
+      observation=tf1.placeholder(
+        spec.observation_dtype, [None, *spec.observation_shape]
+      ),
+    )
+    self._outputs = agent.step(
+      self._last_actions, self._env_outputs, self._state
+    )
+
+  def bind(self, session: tf1.Session) -> Callable:
+    """Returns `act(last_actions, env_outputs, state)`.
+
+    It is `networks.Agent.step` on arrays, but takes its state flat.
+    """
+    inputs = (self._last_actions, self._env_outputs, self._state)
+    step = session.make_callable(
+      self._outputs, tf.nest.flatten(inputs), accept_options=True
+    )
+    # In the calling thread: handing small ops between threads only costs.
+    options = tf1.RunOptions(inter_op_thread_pool=-1)
+
+    def act(last_actions, env_outputs, state):
+      reward, _, done, observation = env_outputs
+      return step(
+        last_actions, reward, done, observation, *state, options=options
+      )
+
+    return act
+
+
+def copy_weights(
+  mine: networks.Agent, theirs: networks.Agent, num_updates: tf.Variable
+) -> tf.Tensor:
+  """Copies the learner's weights to an actor's agent, in one op.
+
+  Acting on the learner's own variables would read them anew at every step, and
+  mix two policies inside one step.
+
+  Args:
+    mine: the actor's agent.
+    theirs: the learner's.
+    num_updates: the learner's counter.
+
+  Returns:
+    int64 [], the number of updates behind the copied weights, at least.
+  """
+  updates = num_updates.read_value()
+  with tf.control_dependencies([updates]):
+    copies = [
+      to.assign(value.read_value())
+      for to, value in zip(mine.variables, theirs.variables, strict=True)
+    ]
+  with tf.control_dependencies(copies):
+    return tf.identity(updates)
+
+
+class Actor:
+  """Plays `num_envs` environments and enqueues their unrolls.
+
+  All arrays are indexed by environment first.
+  """
+
+  def __init__(
+    self,
+    envs: environments.Environments,
+    level_indices: np.ndarray,
+    policy: Policy,
+    refresh: tf.Tensor,
+    queue: tf.queue.FIFOQueue,
+    specs: ActorOutput,
+    unroll_length: int,
+  ):
+    """Makes the actor; no environment is stepped yet.
+
+    Args:
+      envs: what to play.
+      level_indices: int32 [num_envs], the level of each environment.
+      policy: acts.
+      refresh: updates the policy's weights; see `copy_weights`.
+      queue: takes the unrolls.
+      specs: `unroll_specs`.
+      unroll_length: T.
+    """
+    self._envs = envs
+    self._policy = policy
+    self._refresh = refresh
+    self._unroll_length = unroll_length
+    flat = tf.nest.flatten(specs)
+    self._feeds = [tf1.placeholder(s.dtype, [None, *s.shape]) for s in flat]
+    self._enqueue = queue.enqueue_many(self._feeds)
+
+    num_envs = envs.num_envs
+    # The unrolls under way; agent_state is the one before their step 0.
+    self._unrolls = tf.nest.map_structure(
+      lambda s: np.zeros([num_envs, *s.shape], s.dtype.as_numpy_dtype), specs
+    )
+    self._unrolls.level_index[:] = level_indices
+    # Where each unroll is, and the last output and the state of each agent.
+    self._time = np.zeros([num_envs], np.int64)
+    self._agent_outputs = tf.nest.map_structure(
+      lambda array: array[:, 0].copy(), self._unrolls.agent_outputs
+    )
+    self._state = policy.agent.initial_state(num_envs)
+
+  def run(self, session: tf1.Session, should_stop: Callable[[], bool]) -> None:
+    """Plays until `should_stop` says so.
+
+    Args:
+      session: holds the learner's variables and the queue.
+      should_stop: asked once a batched step.
+
+    Raises:
+      tf.errors.CancelledError: the queue was closed.
+      py_process.EnvironmentFailed: see `environments.Environments.recv`.
+    """
+    act = self._policy.bind(session)
+    refresh = session.make_callable(self._refresh)
+    enqueue = session.make_callable(self._enqueue, self._feeds)
+    steps = 0
+    while not should_stop():
+      if steps % self._unroll_length == 0:
+        num_updates = refresh()
+      steps += 1
+      ids, env_outputs = self._envs.recv()
+      full = self._record(ids, env_outputs)
+      if full.size:
+        enqueue(*_take(self._unrolls, full))
+        self._begin_unrolls(full)
+      self._unrolls.policy_update[ids[self._time[ids] == 0]] = num_updates
+      agent_outputs, state = act(
+        self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)
+      )
+      self._envs.send(agent_outputs.action, ids)
+      _put(self._agent_outputs, ids, tf.nest.flatten(agent_outputs))
+      _put(self._state, ids, tf.nest.flatten(state))
+      self._time[ids] += 1
+
+  def _record(self, ids, env_outputs):
+    """Writes one step of each of `ids`; returns those whose unroll is full."""
+    index = (ids, self._time[ids])
+    _put(self._unrolls.env_outputs, index, tf.nest.flatten(env_outputs))
+    _put(self._unrolls.agent_outputs, index, _take(self._agent_outputs, ids))
+    return ids[self._time[ids] == self._unroll_length]
+
+  def _begin_unrolls(self, ids):
+    """Makes the last step of the unrolls of `ids` step 0 of the next."""
+    last = (ids, self._unroll_length)
+    for part in (self._unrolls.env_outputs, self._unrolls.agent_outputs):
+      _put(part, (ids, 0), _take(part, last))
+    _put(self._unrolls.agent_state, ids, _take(self._state, ids))
+    self._time[ids] = 0
+
+
+def _take(arrays, index):
+  return [array[index] for array in tf.nest.flatten(arrays)]
+
+
+def _put(arrays, index, values):
+  for array, value in zip(tf.nest.flatten(arrays), values, strict=True):
+    array[index] = value

@@ -1,0 +1,371 @@
+"""Learns: dequeues unrolls, corrects for their lag, updates the weights.
+
+The data flow is that of the paper's figure 1: `FIFOQueue` -> `dequeue_many` ->
+time-major -> `StagingArea` (the next batch moves while this one trains) ->
+unroll -> V-trace -> three losses -> RMSProp.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
+
+import actor
+import environments
+import networks
+import vtrace
+
+tf1 = tf.compat.v1
+
+REWARD_CLIPPINGS = ('abs_one', 'soft_asymmetric', 'none')
+
+
+@dataclasses.dataclass(frozen=True)
+class Hyperparameters:
+  """What the update depends on (paper, tables D.1, D.3 and G.1).
+
+  `total_environment_frames` counts environment frames: agent steps times
+  action repeats. `max_gradient_norm` 0 turns clipping off.
+  """
+
+  batch_size: int
+  unroll_length: int
+  discounting: float
+  baseline_cost: float
+  entropy_cost: float
+  reward_clipping: str
+  learning_rate: float
+  decay: float
+  momentum: float
+  epsilon: float
+  max_gradient_norm: float
+  total_environment_frames: int
+
+
+class UpdateResult(NamedTuple):
+  """What one update reports, as fetched.
+
+  Attributes:
+    num_environment_frames: int64 [], trained on after this update.
+    scalars: name -> float32 [], see `compute_loss` and `Learner`.
+    level_index: int32 [B], which level each unroll was played on.
+    info: `environments.StepOutputInfo`, `[T + 1, B]`: what ended, with what.
+  """
+
+  num_environment_frames: tf.Tensor
+  scalars: dict[str, tf.Tensor]
+  level_index: tf.Tensor
+  info: environments.StepOutputInfo
+
+
+def clip_rewards(rewards: tf.Tensor, reward_clipping: str) -> tf.Tensor:
+  """Clips rewards, for learning only: what is logged stays unclipped.
+
+  Args:
+    rewards: float32 [T, B].
+    reward_clipping: `abs_one`, the interval [-1, 1] (table G.1);
+      `soft_asymmetric`, the released code's 5 * tanh(r / 5), times 0.3 if
+      negative (the paper's figure D.1 draws another curve); or `none`.
+
+  Returns:
+    float32 [T, B].
+  """
+  if reward_clipping == 'abs_one':
+    return tf.clip_by_value(rewards, -1.0, 1.0)
+  if reward_clipping == 'soft_asymmetric':
+    squeezed = tf.tanh(rewards / 5.0)
+    return tf.where(rewards < 0, 0.3 * squeezed, squeezed) * 5.0
+  if reward_clipping == 'none':
+    return rewards
+  raise ValueError(
+    f'reward_clipping {reward_clipping!r} is not one of '
+    + ', '.join(REWARD_CLIPPINGS)
+  )
+
+
+def compute_baseline_loss(advantages: tf.Tensor) -> tf.Tensor:
+  """Computes half the summed squares of `vs - baseline` (section 4.2).
+
+  Args:
+    advantages: float32 [T, B].
+
+  Returns:
+    A float32 scalar.
+  """
+  return 0.5 * tf.reduce_sum(tf.square(advantages))
+
+
+def compute_entropy_loss(logits: tf.Tensor) -> tf.Tensor:
+  """Computes the negative entropy of the policy, summed (section 4.2).
+
+  Args:
+    logits: float32 [T, B, A], the target policy.
+
+  Returns:
+    A float32 scalar; minimising it keeps the policy from closing too early.
+  """
+  log_policy = tf.nn.log_softmax(logits)
+  return tf.reduce_sum(tf.exp(log_policy) * log_policy)
+
+
+def compute_policy_gradient_loss(
+  logits: tf.Tensor, actions: tf.Tensor, advantages: tf.Tensor
+) -> tf.Tensor:
+  """Computes the policy-gradient loss (paper, section 4.2).
+
+  Summed over time and batch, not averaged: the paper's learning rates count
+  on it.
+
+  Args:
+    logits: float32 [T, B, A], the target policy pi.
+    actions: int32 [T, B], drawn from the behaviour policy mu.
+    advantages: float32 [T, B], V-trace advantages; no gradient flows into them.
+
+  Returns:
+    A float32 scalar.
+  """
+  cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits(
+    labels=actions, logits=logits
+  )
+  return tf.reduce_sum(cross_entropy * tf.stop_gradient(advantages))
+
+
+def compute_learning_rate(
+  num_environment_frames: tf.Tensor, hyperparameters: Hyperparameters
+) -> tf.Tensor:
+  """Decays the learning rate linearly to 0 (table G.1), and keeps it there.
+
+  Args:
+    num_environment_frames: int64 scalar.
+    hyperparameters: gives start and length.
+
+  Returns:
+    A float32 scalar. Computed in float64: float32 cannot count frames.
+  """
+  total = hyperparameters.total_environment_frames
+  left = tf.cast(tf.maximum(total - num_environment_frames, 0), tf.float64)
+  return tf.cast(hyperparameters.learning_rate * left / total, tf.float32)
+
+
+def compute_loss(
+  agent: networks.Agent,
+  batch: actor.ActorOutput,
+  hyperparameters: Hyperparameters,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+  """Computes the loss of one batch of unrolls.
+
+  Args:
+    agent: the target policy.
+    batch: time-major, `[T + 1, B, ...]`.
+    hyperparameters: weights of the losses, discounting, reward clipping.
+
+  Returns:
+    The loss, a float32 scalar, and scalars to report by name.
+  """
+  logits, baseline, _ = agent.unroll(
+    batch.agent_outputs.action, batch.env_outputs, batch.agent_state
+  )
+  # See "Time" in the README: the learner's last output only bootstraps, and
+  # the actor's first belongs to the unroll before. After this, index t pairs
+  # pi, mu, the action and the reward it led to, all of x[t].
+  bootstrap_value = baseline[-1]
+  target_logits, values = logits[:-1], baseline[:-1]
+  behaviour = tf.nest.map_structure(lambda t: t[1:], batch.agent_outputs)
+  rewards = clip_rewards(
+    batch.env_outputs.reward[1:], hyperparameters.reward_clipping
+  )
+  not_done = tf.cast(~batch.env_outputs.done[1:], tf.float32)
+
+  corrected = vtrace.from_logits(
+    behaviour_policy_logits=behaviour.policy_logits,
+    target_policy_logits=target_logits,
+    actions=behaviour.action,
+    discounts=not_done * hyperparameters.discounting,
+    rewards=rewards,
+    values=values,
+    bootstrap_value=bootstrap_value,
+  )
+  policy_gradient_loss = compute_policy_gradient_loss(
+    target_logits, behaviour.action, corrected.pg_advantages
+  )
+  baseline_loss = compute_baseline_loss(corrected.vs - values)
+  entropy_loss = compute_entropy_loss(target_logits)
+  total = (
+    policy_gradient_loss
+    + hyperparameters.baseline_cost * baseline_loss
+    + hyperparameters.entropy_cost * entropy_loss
+  )
+  steps = hyperparameters.batch_size * hyperparameters.unroll_length
+  rhos = tf.exp(tf.minimum(corrected.log_rhos, 0.0))
+  return total, {
+    'losses/total': total,
+    'losses/policy_gradient': policy_gradient_loss,
+    'losses/baseline': baseline_loss,
+    'losses/entropy': entropy_loss,
+    'entropy': -entropy_loss / steps,
+    'mean_clipped_rho': tf.reduce_mean(rhos),
+    'max_abs_log_rho': tf.reduce_max(tf.abs(corrected.log_rhos)),
+  }
+
+
+def time_major(batch: actor.ActorOutput) -> actor.ActorOutput:
+  """Turns a batch of unrolls, `[B, T + 1, ...]`, to `[T + 1, B, ...]`."""
+
+  def swap(tensor):
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+  return batch._replace(
+    env_outputs=tf.nest.map_structure(swap, batch.env_outputs),
+    agent_outputs=tf.nest.map_structure(swap, batch.agent_outputs),
+  )
+
+
+class Learner:
+  """The update, as ops in the current graph.
+
+  Attributes:
+    agent: holds the weights that actors copy.
+    num_environment_frames: int64 variable, frames trained on.
+    num_updates: int64 variable.
+    variables: all that a checkpoint must hold.
+  """
+
+  def __init__(
+    self,
+    agent: networks.Agent,
+    queue: tf.queue.FIFOQueue,
+    specs: actor.ActorOutput,
+    frames_per_step: int,
+    hyperparameters: Hyperparameters,
+  ):
+    """Builds the ops.
+
+    Args:
+      agent: to be trained.
+      queue: holds unrolls, flattened `actor.ActorOutput`s.
+      specs: the shape and dtype of one unroll.
+      frames_per_step: environment frames of one agent step.
+      hyperparameters: of the update.
+    """
+    self.agent = agent
+    self._hyperparameters = hyperparameters
+    self.num_environment_frames = _make_counter('num_environment_frames')
+    self.num_updates = _make_counter('num_updates')
+
+    with tf.name_scope('stage'):
+      flat = queue.dequeue_many(hyperparameters.batch_size)
+      batch = time_major(tf.nest.pack_sequence_as(specs, flat))
+      tensors = tf.nest.flatten(batch)
+      area = data_flow_ops.StagingArea(
+        [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
+      )
+      self._stage = area.put(tensors)
+      batch = tf.nest.pack_sequence_as(specs, area.get())
+
+    loss, scalars = compute_loss(agent, batch, hyperparameters)
+    update, more = self._build_update(loss, frames_per_step)
+    lag = self.num_updates - batch.policy_update
+    scalars |= more | {
+      'policy_lag': tf.reduce_mean(tf.cast(lag, tf.float32)),
+      'queue_fill': tf.cast(queue.size(), tf.float32),
+    }
+    with tf.control_dependencies([update]):
+      frames = self.num_environment_frames.read_value()
+    self._result = UpdateResult(
+      num_environment_frames=frames,
+      scalars=scalars,
+      level_index=batch.level_index,
+      info=batch.env_outputs.info,
+    )
+
+  def _build_update(self, loss, frames_per_step):
+    """Returns the update op and its scalars; nothing moves if not finite."""
+    hyperparameters = self._hyperparameters
+    weights = self.agent.trainable_variables
+    gradients = tf.gradients(loss, weights)
+    norm = tf.linalg.global_norm(gradients)
+    if hyperparameters.max_gradient_norm > 0:
+      gradients, _ = tf.clip_by_global_norm(
+        gradients, hyperparameters.max_gradient_norm, use_norm=norm
+      )
+    learning_rate = compute_learning_rate(
+      self.num_environment_frames, hyperparameters
+    )
+    # Not the Keras or Sonnet one: here the accumulator starts at 1 and epsilon
+    # is inside the root, as in the original, on which its settings count.
+    optimizer = tf1.train.RMSPropOptimizer(
+      learning_rate,
+      hyperparameters.decay,
+      hyperparameters.momentum,
+      hyperparameters.epsilon,
+    )
+    checks = [
+      tf.debugging.check_numerics(loss, 'the loss'),
+      tf.debugging.check_numerics(norm, 'the gradient'),
+    ]
+    with tf.control_dependencies([*checks, learning_rate]):
+      train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
+    frames = (
+      hyperparameters.batch_size
+      * hyperparameters.unroll_length
+      * frames_per_step
+    )
+    with tf.control_dependencies([train]):
+      update = tf.group(
+        self.num_environment_frames.assign_add(frames),
+        self.num_updates.assign_add(1),
+      )
+    self.variables = [
+      self.num_environment_frames,
+      self.num_updates,
+      *weights,
+      *optimizer.variables(),
+    ]
+    return update, {'learning_rate': learning_rate, 'gradient_norm': norm}
+
+  def run(
+    self,
+    session: tf1.Session,
+    on_update: Callable[[UpdateResult], None],
+    should_stop: Callable[[], bool],
+  ) -> None:
+    """Trains until the frames are spent or `should_stop` says so.
+
+    Args:
+      session: holds the variables, initialised or restored.
+      on_update: called after each update with its values.
+      should_stop: asked before each update.
+
+    Raises:
+      tf.errors.InvalidArgumentError: the loss or the gradient is not finite;
+        weights and counters are as before the update.
+      tf.errors.OpError: the queue was closed.
+    """
+    total = self._hyperparameters.total_environment_frames
+    frames = session.run(self.num_environment_frames)
+    if frames >= total or should_stop():
+      return
+    session.run(self._stage)
+    # In the calling thread: an update's ops are large, handing them between
+    # threads only costs.
+    options = tf1.RunOptions(inter_op_thread_pool=-1)
+    step = session.make_callable(
+      (self._result, self._stage), accept_options=True
+    )
+    while frames < total and not should_stop():
+      result, _ = step(options=options)
+      frames = result.num_environment_frames
+      on_update(result)
+
+
+def _make_counter(name):
+  return tf1.get_variable(
+    name,
+    initializer=np.int64(0),
+    dtype=tf.int64,
+    trainable=False,
+    use_resource=True,
+  )
