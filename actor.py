@@ -218,10 +218,12 @@ class Actor:
     enqueue = session.make_callable(self._enqueue, self._feeds)
     steps = 0
     while not should_stop():
+      ids, env_outputs = self._envs.recv(timeout_secs=1.0)
+      if not ids.size:
+        continue  # All are slow: time to look at should_stop again.
       if steps % self._unroll_length == 0:
         num_updates = refresh()
       steps += 1
-      ids, env_outputs = self._envs.recv()
       full = self._record(ids, env_outputs)
       if full.size:
         enqueue(*_take(self._unrolls, full))

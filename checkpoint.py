@@ -1,0 +1,166 @@
+"""Keeps a run's weights, optimiser and counters, and its settings.
+
+A run folder holds `checkpoints/` and `config.json`. Whatever kills the program,
+the checkpoint named last is whole: TensorFlow writes a new one beside the old,
+and only then names it, by renaming a file. Paths are relative, so the folder
+can be moved.
+"""
+
+from collections.abc import Mapping, Sequence
+import json
+import pathlib
+import sys
+import tempfile
+from typing import Any
+
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+# These may change from one start of a run to the next: they do not alter what
+# is learnt, or, like the budget, are meant to be changed.
+FREE_SETTINGS = frozenset(
+  {
+    'allow_changed_settings',
+    'log_every_secs',
+    'logdir',
+    'mode',
+    'queue_capacity',
+    'save_checkpoint_secs',
+    'test_num_episodes',
+    'total_environment_frames',
+    'video',
+  }
+)
+
+
+class CheckpointError(Exception):
+  """A checkpoint or its folder cannot be used; the message says why."""
+
+
+class Checkpoints:
+  """The checkpoints of one run."""
+
+  def __init__(self, logdir: str, variables: Sequence[tf.Variable]):
+    """Builds the ops in the current graph.
+
+    Args:
+      logdir: the run folder.
+      variables: all that has to be kept; for a test, the weights are enough.
+    """
+    self._directory = pathlib.Path(logdir) / 'checkpoints'
+    self._saver = tf1.train.Saver(
+      variables, max_to_keep=3, save_relative_paths=True
+    )
+
+  def restore(self, session: tf1.Session) -> str | None:
+    """Restores the newest checkpoint that is whole.
+
+    Returns:
+      Its path, or None if there is no checkpoint.
+
+    Raises:
+      CheckpointError: none of those there can be read, or they belong to
+        another agent.
+    """
+    state = tf.train.get_checkpoint_state(self._directory)
+    paths = list(state.all_model_checkpoint_paths) if state else []
+    for path in reversed(paths):
+      try:
+        self._saver.restore(session, path)
+      except (tf.errors.OpError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        print(f'Warning: cannot restore {path}: {reason}', file=sys.stderr)
+      else:
+        self._saver.recover_last_checkpoints(paths)
+        return path
+    if paths:
+      raise CheckpointError(
+        f'no checkpoint in {self._directory} can be restored: they are damaged,'
+        ' or of another agent. Use another --logdir.'
+      )
+    return None
+
+  def save(self, session: tf1.Session, num_environment_frames: int) -> bool:
+    """Saves; a disk that refuses costs a warning, never the run.
+
+    Args:
+      session: holds the variables.
+      num_environment_frames: names the checkpoint.
+
+    Returns:
+      Whether it was saved. If not, the last one is still whole.
+    """
+    prefix = self._directory / f'frames-{num_environment_frames}'
+    try:
+      self._directory.mkdir(parents=True, exist_ok=True)
+      self._saver.save(session, str(prefix), write_meta_graph=False)
+    except (OSError, tf.errors.OpError, ValueError) as error:
+      reason = str(error).splitlines()[0]
+      print(
+        f'Warning: cannot save {prefix} ({reason}). The checkpoint before it is'
+        ' kept; trying again later.',
+        file=sys.stderr,
+      )
+      return False
+    return True
+
+
+def check_folder(logdir: str) -> None:
+  """Makes the run folder and tries whether it can be written.
+
+  Raises:
+    CheckpointError: it cannot.
+  """
+  try:
+    pathlib.Path(logdir).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=logdir) as file:
+      file.write(b'0')
+  except OSError as error:
+    raise CheckpointError(
+      f'cannot write to --logdir={logdir}: {error.strerror}'
+    ) from error
+
+
+def read_settings(logdir: str) -> dict[str, Any]:
+  """Returns the settings that the run in `logdir` was started with.
+
+  Raises:
+    CheckpointError: there are none to be read.
+  """
+  path = pathlib.Path(logdir) / 'config.json'
+  try:
+    return json.loads(path.read_text())['settings']
+  except (OSError, ValueError, KeyError) as error:
+    raise CheckpointError(f'no run in {logdir}: cannot read {path}') from error
+
+
+def check_settings(
+  logdir: str, settings: Mapping[str, Any], allow_changes: bool
+) -> None:
+  """Refuses to go on with a run under other settings than it was started with.
+
+  Args:
+    logdir: the run folder; nothing is checked if it holds no checkpoint.
+    settings: of this start.
+    allow_changes: warn only.
+
+  Raises:
+    CheckpointError: it names what differs.
+  """
+  if not tf.train.get_checkpoint_state(pathlib.Path(logdir) / 'checkpoints'):
+    return
+  before = read_settings(logdir)
+  changes = [
+    f'{name} was {before[name]!r} and is now {settings[name]!r}'
+    for name in sorted(settings.keys() & before.keys() - FREE_SETTINGS)
+    if before[name] != settings[name]
+  ]
+  if not changes:
+    return
+  message = f'the run in {logdir} has other settings: {"; ".join(changes)}.'
+  if not allow_changes:
+    raise CheckpointError(
+      message + ' Use another --logdir, or --allow_changed_settings.'
+    )
+  print(f'Warning: {message}', file=sys.stderr)

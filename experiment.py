@@ -1,0 +1,455 @@
+"""Trains an IMPALA agent, or plays a trained one.
+
+  python experiment.py                        trains Pong
+  python experiment.py --mode=test            plays what was trained
+  python experiment.py --helpshort            lists the flags
+
+This file reads the flags and wires the parts together. The algorithm is in
+`actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import os
+import signal
+import sys
+import threading
+import time
+from typing import Any, NamedTuple
+
+from absl import app
+from absl import flags
+import numpy as np
+
+# Both have to be set before TensorFlow is imported. On many processors
+# TensorFlow leaves oneDNN out unless told so: it is 2 to 3 times faster.
+os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import tensorflow as tf  # noqa: E402
+
+import actor as actor_lib  # noqa: E402
+import atari_environments  # noqa: E402
+import checkpoint  # noqa: E402
+import console  # noqa: E402
+import environments  # noqa: E402
+import learner as learner_lib  # noqa: E402
+import metrics  # noqa: E402
+import networks  # noqa: E402
+import py_process  # noqa: E402
+
+tf1 = tf.compat.v1
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_enum('mode', 'train', ['train', 'test'], 'Train, or play.')
+flags.DEFINE_string(
+  'level_name',
+  'pong',
+  'What to play: an Atari game (pong) or a Gymnasium environment '
+  '(gym:CartPole-v1, gym:module:Id-v0), or several, separated by commas.',
+)
+flags.DEFINE_string(
+  'logdir', None, 'The run folder. If not given, runs/<level_name>.'
+)
+flags.DEFINE_integer('seed', 1, 'Seed of environments, weights and actions.')
+
+flags.DEFINE_integer(
+  'total_environment_frames',
+  30_000_000,
+  'Environment frames (agent steps times action repeats) to train for.',
+)
+flags.DEFINE_integer('num_actors', 4, 'Actors; locally they act as one batch.')
+flags.DEFINE_integer('envs_per_actor', 16, 'Environments of each actor.')
+flags.DEFINE_integer('batch_size', 32, 'Unrolls in a batch.')
+flags.DEFINE_integer('unroll_length', 20, 'Agent steps in an unroll.')
+flags.DEFINE_integer(
+  'queue_capacity',
+  None,
+  'Unrolls that may wait for the learner: bounds the policy lag. If not given, '
+  'one batch.',
+)
+
+flags.DEFINE_enum(
+  'agent',
+  None,
+  networks.TORSOS,
+  'The network. If not given, shallow for images and vector otherwise.',
+)
+flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
+
+flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.')
+flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.')
+flags.DEFINE_float('discounting', 0.99, 'Discounting factor, gamma.')
+flags.DEFINE_enum(
+  'reward_clipping',
+  'abs_one',
+  learner_lib.REWARD_CLIPPINGS,
+  'Reward clipping for learning; logged returns are never clipped.',
+)
+
+flags.DEFINE_float('learning_rate', 0.0006, 'Learning rate; decays to 0.')
+flags.DEFINE_float('decay', 0.99, 'RMSProp decay.')
+flags.DEFINE_float('momentum', 0.0, 'RMSProp momentum.')
+flags.DEFINE_float('epsilon', 0.01, 'RMSProp epsilon, inside the root.')
+flags.DEFINE_float(
+  'max_gradient_norm', 40.0, 'Clips the global norm of the gradient; 0: off.'
+)
+
+flags.DEFINE_boolean(
+  'full_action_set', False, "Atari: all 18 actions, not the game's own."
+)
+flags.DEFINE_float(
+  'repeat_action_probability', 0.0, 'Atari: probability of a sticky action.'
+)
+
+flags.DEFINE_integer('save_checkpoint_secs', 300, 'Seconds between saves.')
+flags.DEFINE_float('log_every_secs', 10.0, 'Seconds between progress lines.')
+flags.DEFINE_boolean(
+  'allow_changed_settings',
+  False,
+  'Go on with a run whose settings were different ones.',
+)
+
+
+class Training(NamedTuple):
+  """A local run, ready to go; see `build_training`."""
+
+  session: tf1.Session
+  learner: learner_lib.Learner
+  actor: actor_lib.Actor
+  queue_size: tf.Tensor
+  close_queue: tf.Operation
+
+
+def build_training(
+  envs: environments.Environments,
+  make_agent: Callable[[str], networks.Agent],
+  hyperparameters: learner_lib.Hyperparameters,
+  queue_capacity: int,
+  seed: int,
+) -> Training:
+  """Wires one actor and the learner, in the current graph.
+
+  Args:
+    envs: what the actor plays.
+    make_agent: makes a new agent from the name of its scope.
+    hyperparameters: of the update.
+    queue_capacity: in unrolls.
+    seed: of weights and actions.
+  """
+  tf1.set_random_seed(seed)
+  unroll_length = hyperparameters.unroll_length
+  agent = make_agent('agent')
+  specs = actor_lib.unroll_specs(agent, envs.spec, unroll_length)
+  queue = actor_lib.make_queue(specs, queue_capacity)
+  learner = learner_lib.Learner(
+    agent, queue, specs, envs.spec.frames_per_step, hyperparameters
+  )
+  policy = actor_lib.Policy(make_agent('actor'), envs.spec)
+  levels = list(dict.fromkeys(envs.level_names))
+  actor = actor_lib.Actor(
+    envs,
+    np.array([levels.index(name) for name in envs.level_names], np.int32),
+    policy,
+    actor_lib.copy_weights(policy.agent, agent, learner.num_updates),
+    queue,
+    specs,
+    unroll_length,
+  )
+  queue_size = queue.size()
+  close_queue = queue.close(cancel_pending_enqueues=True)
+  session = tf1.Session()
+  session.run(tf1.global_variables_initializer())
+  return Training(session, learner, actor, queue_size, close_queue)
+
+
+class Workers:
+  """Threads that run until one of them ends, fails, or all are stopped."""
+
+  def __init__(self, close_queue: Callable[[], Any]):
+    """Keeps `close_queue`, which wakes the threads that wait at the queue."""
+    self._close_queue = close_queue
+    self._stopping = threading.Event()
+    self._threads = []
+    self.failure: Exception | None = None
+
+  def should_stop(self) -> bool:
+    """Returns whether the threads shall end."""
+    return self._stopping.is_set()
+
+  def start(self, work: Callable[[], None]) -> None:
+    """Runs `work` in a thread of its own."""
+    thread = threading.Thread(target=self._run, args=[work], daemon=True)
+    self._threads.append(thread)
+    thread.start()
+
+  def _run(self, work):
+    try:
+      work()
+    except Exception as error:  # Handed to the main thread.
+      # Closing the queue is how the others learn of the end.
+      if not self.should_stop():
+        self.failure = error
+    self.stop()
+
+  def stop(self, *_: Any) -> None:
+    """Asks all threads to end; also a signal handler."""
+    self._stopping.set()
+
+  def wait(self, seconds: float) -> bool:
+    """Waits for the end, or for `seconds`; returns whether it has come."""
+    return self._stopping.wait(seconds)
+
+  def join(self) -> None:
+    """Ends all threads."""
+    self.stop()
+    self._close_queue()
+    for thread in self._threads:
+      thread.join()
+
+
+class Monitor:
+  """Follows a run: keeps the last update, writes metrics, prints progress."""
+
+  def __init__(self, logdir, level_names, frames_per_step, first_frame, flags_):
+    self._episodes = metrics.Episodes()
+    self._logger = metrics.Logger(logdir, first_frame)
+    self._rate = console.FrameRate(first_frame)
+    self._levels = level_names
+    self._frames_per_step = frames_per_step
+    self._flags = flags_
+    self._queue_sizes = []
+    self._scalars = {}
+    self.num_environment_frames = first_frame
+
+  def on_update(self, result: learner_lib.UpdateResult) -> None:
+    """Notes an update; called by the learner's thread."""
+    self._scalars = result.scalars
+    self.num_environment_frames = int(result.num_environment_frames)
+    # Step 0 is the last step of the unroll before, where it was counted.
+    info = result.info
+    for t, b in np.argwhere(info.episode_done[1:]):
+      self._episodes.add(
+        self._levels[result.level_index[b]],
+        float(info.episode_return[t + 1, b]),
+        int(info.episode_step[t + 1, b]) * self._frames_per_step,
+      )
+
+  def sample_queue(self, size: int) -> None:
+    """Notes how many unrolls wait."""
+    self._queue_sizes.append(size)
+
+  def report(self) -> None:
+    """Writes metrics and prints the progress line."""
+    frames = self.num_environment_frames
+    total = self._flags.total_environment_frames
+    queue_size = float(np.mean(self._queue_sizes or [0]))
+    self._queue_sizes = []
+    speed = self._rate.update(frames)
+    if self._scalars:
+      scalars = self._scalars | self._episodes.scalars()
+      scalars |= {'frames_per_second': speed, 'queue_size': queue_size}
+      self._logger.write(scalars, frames)
+    line = console.progress_line(
+      frames,
+      total,
+      speed,
+      self._rate.seconds_left(total),
+      self._episodes.mean_return(),
+      queue_size,
+      self._flags.queue_capacity or self._flags.batch_size,
+    )
+    print(line, flush=True)
+
+  def close(self) -> None:
+    """Closes the files."""
+    self._logger.close()
+
+
+def train(settings: Mapping[str, Any]) -> None:
+  """Trains until the frames are spent, or a signal ends it."""
+  checkpoint.check_folder(FLAGS.logdir)
+  checkpoint.check_settings(
+    FLAGS.logdir, settings, FLAGS.allow_changed_settings
+  )
+  envs = make_envs(training=True)
+  with contextlib.closing(envs), tf.Graph().as_default():
+    training = build_training(
+      envs,
+      lambda name: make_agent(name, envs.spec),
+      make_hyperparameters(),
+      FLAGS.queue_capacity or FLAGS.batch_size,
+      FLAGS.seed,
+    )
+    with training.session:
+      run_training(training, envs, settings)
+
+
+def run_training(
+  training: Training,
+  envs: environments.Environments,
+  settings: Mapping[str, Any],
+) -> None:
+  """Restores, trains, logs and saves."""
+  session, learner = training.session, training.learner
+  checkpoints = checkpoint.Checkpoints(FLAGS.logdir, learner.variables)
+  checkpoints.restore(session)
+  first_frame = int(session.run(learner.num_environment_frames))
+  metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), settings)
+  print(describe_run(envs, learner, first_frame), flush=True)
+  monitor = Monitor(
+    FLAGS.logdir,
+    list(dict.fromkeys(envs.level_names)),
+    envs.spec.frames_per_step,
+    first_frame,
+    FLAGS,
+  )
+  session.graph.finalize()
+  workers = Workers(lambda: session.run(training.close_queue))
+  saved = time.monotonic()
+
+  def on_update(result):
+    nonlocal saved
+    monitor.on_update(result)
+    if time.monotonic() - saved >= FLAGS.save_checkpoint_secs:
+      checkpoints.save(session, monitor.num_environment_frames)
+      saved = time.monotonic()
+
+  with stop_on_signals(workers.stop):
+    workers.start(lambda: training.actor.run(session, workers.should_stop))
+    workers.start(lambda: learner.run(session, on_update, workers.should_stop))
+    supervise(workers, monitor, lambda: session.run(training.queue_size))
+    workers.join()
+  if isinstance(workers.failure, tf.errors.InvalidArgumentError):
+    raise ArithmeticError(describe_numerics(workers.failure, monitor))
+  monitor.report()
+  monitor.close()
+  checkpoints.save(session, monitor.num_environment_frames)
+  if workers.failure:
+    raise workers.failure
+  print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
+
+
+def supervise(workers: Workers, monitor: Monitor, queue_size: Callable) -> None:
+  """Reports until the workers end."""
+  due = time.monotonic() + FLAGS.log_every_secs
+  while not workers.wait(0.5):
+    monitor.sample_queue(queue_size())
+    if time.monotonic() >= due:
+      monitor.report()
+      due += FLAGS.log_every_secs
+
+
+@contextlib.contextmanager
+def stop_on_signals(stop: Callable):
+  """Lets Ctrl-C and SIGTERM end the run in good order, a second one at once."""
+
+  def handle(signum, _):
+    print('\nStopping; a second signal ends at once.', flush=True)
+    for number in before:
+      signal.signal(number, signal.SIG_DFL)
+    stop()
+
+  numbers = (signal.SIGINT, signal.SIGTERM)
+  before = {number: signal.signal(number, handle) for number in numbers}
+  try:
+    yield
+  finally:
+    for number, handler in before.items():
+      signal.signal(number, handler)
+
+
+def describe_numerics(
+  error: tf.errors.InvalidArgumentError, monitor: Monitor
+) -> str:
+  """Says which number of which update is not finite."""
+  what = 'loss' if 'the loss' in error.message else 'gradient'
+  return (
+    f'the {what} of {FLAGS.level_name} is not finite, in the update after '
+    f'{monitor.num_environment_frames:,} environment frames. The weights were '
+    'not touched, the last checkpoint is kept. Try a lower --learning_rate.'
+  )
+
+
+def describe_run(envs, learner, first_frame) -> str:
+  """Returns the block that is printed when a run starts."""
+  weights = sum(w.shape.num_elements() for w in learner.agent.variables)
+  gpus = len(tf.config.list_physical_devices('GPU'))
+  cores = len(os.sched_getaffinity(0))
+  memory = 'with' if FLAGS.use_lstm else 'without'
+  return console.startup_block(
+    task=FLAGS.level_name,
+    agent=(
+      f'{FLAGS.agent} network {memory} LSTM, {weights / 1e6:.2f}M parameters'
+    ),
+    devices=f'{cores} cores, {gpus or "no"} GPU',
+    total_environment_frames=FLAGS.total_environment_frames,
+    first_frame=first_frame,
+    logdir=FLAGS.logdir,
+    checkpoint_dir=os.path.join(FLAGS.logdir, 'checkpoints'),
+    environment_settings={
+      'environments': envs.num_envs,
+      'seeds': f'{envs.seeds[0]}, {envs.seeds[1:2]} ...',
+      **envs.settings(),
+    },
+  )
+
+
+def make_envs(training: bool) -> environments.Environments:
+  """Makes the environments that the flags ask for."""
+  return environments.make_environments(
+    FLAGS.level_name.split(','),
+    FLAGS.num_actors * FLAGS.envs_per_actor,
+    FLAGS.seed,
+    training=training,
+    atari_settings=atari_environments.AtariSettings(
+      full_action_set=FLAGS.full_action_set,
+      repeat_action_probability=FLAGS.repeat_action_probability,
+    ),
+  )
+
+
+def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
+  """Makes the agent that the flags ask for."""
+  if FLAGS.agent is None:
+    is_image = spec.observation_dtype == np.uint8
+    FLAGS.agent = 'shallow' if is_image else 'vector'
+  return networks.Agent(spec, FLAGS.agent, FLAGS.use_lstm, name=name)
+
+
+def make_hyperparameters() -> learner_lib.Hyperparameters:
+  """Reads the update's settings from the flags of the same names."""
+  return learner_lib.Hyperparameters(
+    **{
+      field: getattr(FLAGS, field)
+      for field in learner_lib.Hyperparameters.__dataclass_fields__
+    }
+  )
+
+
+def own_settings() -> dict[str, Any]:
+  """Returns the flags of this file, value by name."""
+  own = FLAGS.get_key_flags_for_module(sys.argv[0])
+  return {flag.name: flag.value for flag in own}
+
+
+def main(argv):
+  """Runs the mode; what a user can mend ends in one line, not a traceback."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  if FLAGS.logdir is None:
+    FLAGS.logdir = os.path.join('runs', FLAGS.level_name.replace('/', '_'))
+  try:
+    train(own_settings())
+  except (
+    ArithmeticError,
+    ValueError,
+    checkpoint.CheckpointError,
+    py_process.EnvironmentFailed,
+  ) as error:
+    sys.exit(f'Error: {error}')
+
+
+if __name__ == '__main__':
+  app.run(main)
