@@ -1,7 +1,7 @@
 """Atari games as the paper plays them (appendix G), many at once."""
 
 import collections
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import difflib
 import inspect
@@ -103,35 +103,19 @@ class AtariEnvironments(environments.Environments):
             env_ids[start : start + self.max_batch].astype(np.int32),
             level_name,
             self.seeds,
-            self._vector_arguments(),
+            _vector_arguments(self._settings),
           )
         )
     self.spec = self._make_spec()
     self._in_flight = collections.deque(self._groups)
     self._received = []
 
-  def _vector_arguments(self) -> dict[str, Any]:
-    settings = self._settings
-    return {
-      'autoreset_mode': gymnasium.vector.AutoresetMode.SAME_STEP,
-      'frameskip': settings.frames_per_step,
-      'full_action_space': settings.full_action_set,
-      'max_num_frames_per_episode': settings.max_episode_frames,
-      # The emulator draws from 0 to noop_max - 1; a group draws again for 0.
-      'noop_max': settings.max_noops + 1 if settings.max_noops else 0,
-      'num_threads': settings.num_threads or _count_cores(),
-      'repeat_action_probability': settings.repeat_action_probability,
-      'reward_clipping': False,
-      'stack_num': 1,
-      'use_fire_reset': False,
-    }
-
   def settings(self) -> dict[str, Any]:
     """Returns the emulator's settings that are not ale-py's own defaults."""
     signature = inspect.signature(vector_env.AtariVectorEnv.__init__)
     return {
       name: value
-      for name, value in self._vector_arguments().items()
+      for name, value in _vector_arguments(self._settings).items()
       if value != signature.parameters[name].default
     }
 
@@ -290,6 +274,37 @@ class _AtariGroup:
     return stacks, info
 
 
+def replay(
+  level_name: str,
+  seed: int,
+  actions: Sequence[int],
+  settings: AtariSettings | None = None,
+) -> Iterator[tuple[np.ndarray, float, bool]]:
+  """Plays an environment's first game again, in colour.
+
+  Args:
+    level_name: see find_game.
+    seed: the environment's own, see Environments.seeds.
+    actions: of the game, from its first on.
+    settings: how the game was played; None for the paper's protocol.
+
+  Yields:
+    For each action, uint8 [210, 160, 3], the maximum over the last two frames
+    before it; its reward; and whether it ended the game.
+  """
+  arguments = _vector_arguments(settings or AtariSettings())
+  arguments |= {'grayscale': False, 'img_height': 210, 'img_width': 160}
+  group = _AtariGroup(
+    np.zeros([1], np.int32), find_game(level_name), [seed], arguments
+  )
+  _, _, _, frames = group.recv()
+  for action in actions:
+    frame = frames[0]
+    group.send(np.array([action]))
+    rewards, over, _, frames = group.recv()
+    yield frame, float(rewards[0]), bool(over[0])
+
+
 def find_game(name: str) -> str:
   """Returns the ROM's name for any usual spelling of a game.
 
@@ -311,6 +326,23 @@ def find_game(name: str) -> str:
     f'Unknown level {name!r}: an Atari game is named like up_n_down, a '
     f'Gymnasium environment like gym:CartPole-v1.'
   )
+
+
+def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:
+  """Returns what the emulator is told."""
+  return {
+    'autoreset_mode': gymnasium.vector.AutoresetMode.SAME_STEP,
+    'frameskip': settings.frames_per_step,
+    'full_action_space': settings.full_action_set,
+    'max_num_frames_per_episode': settings.max_episode_frames,
+    # The emulator draws from 0 to noop_max - 1; a group draws again for 0.
+    'noop_max': settings.max_noops + 1 if settings.max_noops else 0,
+    'num_threads': settings.num_threads or _count_cores(),
+    'repeat_action_probability': settings.repeat_action_probability,
+    'reward_clipping': False,
+    'stack_num': 1,
+    'use_fire_reset': False,
+  }
 
 
 def _count_cores() -> int:

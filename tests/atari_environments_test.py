@@ -25,7 +25,7 @@ class TestAtari(contract.EnvironmentsContract):
 
   def test_settings_are_the_papers(self):
     envs = contract.make('pong')
-    arguments = envs._vector_arguments()
+    arguments = atari_environments._vector_arguments(envs._settings)
     assert arguments['repeat_action_probability'] == 0
     assert arguments['max_num_frames_per_episode'] == 108_000
     assert (
