@@ -94,8 +94,10 @@ class Checkpoints:
     prefix = self._directory / f'frames-{num_environment_frames}'
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
-      self._saver.save(session, str(prefix), write_meta_graph=False)
-    except (OSError, tf.errors.OpError, ValueError) as error:
+      # The saver looks for the graph of the calling thread.
+      with session.graph.as_default():
+        self._saver.save(session, str(prefix), write_meta_graph=False)
+    except (OSError, tf.errors.OpError) as error:
       reason = str(error).splitlines()[0]
       print(
         f'Warning: cannot save {prefix} ({reason}). The checkpoint before it is'
