@@ -33,10 +33,12 @@ import atari_environments  # noqa: E402
 import checkpoint  # noqa: E402
 import console  # noqa: E402
 import environments  # noqa: E402
+import evaluation  # noqa: E402
 import learner as learner_lib  # noqa: E402
 import metrics  # noqa: E402
 import networks  # noqa: E402
 import py_process  # noqa: E402
+import video  # noqa: E402
 
 tf1 = tf.compat.v1
 
@@ -101,6 +103,13 @@ flags.DEFINE_boolean(
 )
 flags.DEFINE_float(
   'repeat_action_probability', 0.0, 'Atari: probability of a sticky action.'
+)
+
+flags.DEFINE_integer(
+  'test_num_episodes', 10, 'Full games to play per level, with --mode=test.'
+)
+flags.DEFINE_string(
+  'video', None, 'With --mode=test: a folder to film an episode into (mp4).'
 )
 
 flags.DEFINE_integer('save_checkpoint_secs', 300, 'Seconds between saves.')
@@ -273,7 +282,7 @@ def train(settings: Mapping[str, Any]) -> None:
   checkpoint.check_settings(
     FLAGS.logdir, settings, FLAGS.allow_changed_settings
   )
-  envs = make_envs(training=True)
+  envs = make_envs(True, FLAGS.num_actors * FLAGS.envs_per_actor)
   with contextlib.closing(envs), tf.Graph().as_default():
     training = build_training(
       envs,
@@ -396,17 +405,82 @@ def describe_run(envs, learner, first_frame) -> str:
   )
 
 
-def make_envs(training: bool) -> environments.Environments:
+def test() -> None:
+  """Plays a trained agent and prints and writes its scores."""
+  use_settings_of_run()
+  levels = FLAGS.level_name.split(',')
+  num_envs = min(
+    FLAGS.num_actors * FLAGS.envs_per_actor,
+    FLAGS.test_num_episodes * len(levels),
+  )
+  envs = make_envs(training=False, num_envs=max(num_envs, len(levels)))
+  with contextlib.closing(envs), tf.Graph().as_default():
+    tf1.set_random_seed(FLAGS.seed)
+    policy = actor_lib.Policy(make_agent('agent', envs.spec), envs.spec)
+    frames = tf1.get_variable(
+      'num_environment_frames', [], tf.int64, use_resource=True
+    )
+    variables = [frames, *policy.agent.variables]
+    with tf1.Session() as session:
+      path = checkpoint.Checkpoints(FLAGS.logdir, variables).restore(session)
+      if path is None:
+        raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
+      print(f'Playing {path}', flush=True)
+      trained = int(session.run(frames))
+      scores = evaluation.evaluate(
+        policy.bind(session),
+        policy.agent,
+        envs,
+        FLAGS.test_num_episodes,
+        lambda done, total: print(f'  {done} / {total} episodes', flush=True),
+      )
+  print(evaluation.table(scores))
+  result = os.path.join(FLAGS.logdir, 'test.json')
+  evaluation.write(
+    result,
+    scores,
+    own_settings() | {'checkpoint': path, 'num_environment_frames': trained},
+  )
+  print(f'Written to {result}')
+  if FLAGS.video:
+    film(scores)
+
+
+def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
+  """Films an episode of each level into the folder `--video`."""
+  os.makedirs(FLAGS.video, exist_ok=True)
+  for name, score in scores.items():
+    file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
+    path = os.path.join(FLAGS.video, file_name)
+    seed, actions, episode_return = score.recording
+    video.film(name, seed, actions, path, episode_return, atari_settings())
+    print(f'Filmed an episode with return {episode_return:g}: {path}')
+
+
+def use_settings_of_run() -> None:
+  """Takes what the command line leaves open from the run to be played."""
+  settings = checkpoint.read_settings(FLAGS.logdir)
+  for name in ('agent', 'full_action_set', 'level_name', 'use_lstm'):
+    if not FLAGS[name].present:
+      FLAGS[name].value = settings[name]
+
+
+def make_envs(training: bool, num_envs: int) -> environments.Environments:
   """Makes the environments that the flags ask for."""
   return environments.make_environments(
     FLAGS.level_name.split(','),
-    FLAGS.num_actors * FLAGS.envs_per_actor,
+    num_envs,
     FLAGS.seed,
     training=training,
-    atari_settings=atari_environments.AtariSettings(
-      full_action_set=FLAGS.full_action_set,
-      repeat_action_probability=FLAGS.repeat_action_probability,
-    ),
+    atari_settings=atari_settings(),
+  )
+
+
+def atari_settings() -> atari_environments.AtariSettings:
+  """Reads how Atari games are played from the flags."""
+  return atari_environments.AtariSettings(
+    full_action_set=FLAGS.full_action_set,
+    repeat_action_probability=FLAGS.repeat_action_probability,
   )
 
 
@@ -441,7 +515,7 @@ def main(argv):
   if FLAGS.logdir is None:
     FLAGS.logdir = os.path.join('runs', FLAGS.level_name.replace('/', '_'))
   try:
-    train(own_settings())
+    train(own_settings()) if FLAGS.mode == 'train' else test()
   except (
     ArithmeticError,
     ValueError,

@@ -178,8 +178,9 @@ class Core(snt.Module):
 
   def initial_state(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns `(hidden, cell)`, zeros of shape [B, 256]."""
-    zeros = np.zeros([batch_size, _HIDDEN_SIZE], np.float32)
-    return zeros, zeros
+    # Two arrays: actors write into them.
+    shape = [batch_size, _HIDDEN_SIZE]
+    return np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
   def __call__(self, inputs: tf.Tensor, done: tf.Tensor, state: tuple):
     """Unrolls the core.
