@@ -11,9 +11,7 @@ This file reads the flags and wires the parts together. The algorithm is in
 from collections.abc import Callable, Mapping
 import contextlib
 import os
-import signal
 import sys
-import threading
 import time
 from typing import Any, NamedTuple
 
@@ -36,9 +34,11 @@ import environments  # noqa: E402
 import evaluation  # noqa: E402
 import learner as learner_lib  # noqa: E402
 import metrics  # noqa: E402
+import monitor as monitor_lib  # noqa: E402
 import networks  # noqa: E402
 import py_process  # noqa: E402
 import video  # noqa: E402
+import workers as workers_lib  # noqa: E402
 
 tf1 = tf.compat.v1
 
@@ -173,109 +173,6 @@ def build_training(
   return Training(session, learner, actor, queue_size, close_queue)
 
 
-class Workers:
-  """Threads that run until one of them ends, fails, or all are stopped."""
-
-  def __init__(self, close_queue: Callable[[], Any]):
-    """Keeps `close_queue`, which wakes the threads that wait at the queue."""
-    self._close_queue = close_queue
-    self._stopping = threading.Event()
-    self._threads = []
-    self.failure: Exception | None = None
-
-  def should_stop(self) -> bool:
-    """Returns whether the threads shall end."""
-    return self._stopping.is_set()
-
-  def start(self, work: Callable[[], None]) -> None:
-    """Runs `work` in a thread of its own."""
-    thread = threading.Thread(target=self._run, args=[work], daemon=True)
-    self._threads.append(thread)
-    thread.start()
-
-  def _run(self, work):
-    try:
-      work()
-    except Exception as error:  # Handed to the main thread.
-      # Closing the queue is how the others learn of the end.
-      if not self.should_stop():
-        self.failure = error
-    self.stop()
-
-  def stop(self, *_: Any) -> None:
-    """Asks all threads to end; also a signal handler."""
-    self._stopping.set()
-
-  def wait(self, seconds: float) -> bool:
-    """Waits for the end, or for `seconds`; returns whether it has come."""
-    return self._stopping.wait(seconds)
-
-  def join(self) -> None:
-    """Ends all threads."""
-    self.stop()
-    self._close_queue()
-    for thread in self._threads:
-      thread.join()
-
-
-class Monitor:
-  """Follows a run: keeps the last update, writes metrics, prints progress."""
-
-  def __init__(self, logdir, level_names, frames_per_step, first_frame, flags_):
-    self._episodes = metrics.Episodes()
-    self._logger = metrics.Logger(logdir, first_frame)
-    self._rate = console.FrameRate(first_frame)
-    self._levels = level_names
-    self._frames_per_step = frames_per_step
-    self._flags = flags_
-    self._queue_sizes = []
-    self._scalars = {}
-    self.num_environment_frames = first_frame
-
-  def on_update(self, result: learner_lib.UpdateResult) -> None:
-    """Notes an update; called by the learner's thread."""
-    self._scalars = result.scalars
-    self.num_environment_frames = int(result.num_environment_frames)
-    # Step 0 is the last step of the unroll before, where it was counted.
-    info = result.info
-    for t, b in np.argwhere(info.episode_done[1:]):
-      self._episodes.add(
-        self._levels[result.level_index[b]],
-        float(info.episode_return[t + 1, b]),
-        int(info.episode_step[t + 1, b]) * self._frames_per_step,
-      )
-
-  def sample_queue(self, size: int) -> None:
-    """Notes how many unrolls wait."""
-    self._queue_sizes.append(size)
-
-  def report(self) -> None:
-    """Writes metrics and prints the progress line."""
-    frames = self.num_environment_frames
-    total = self._flags.total_environment_frames
-    queue_size = float(np.mean(self._queue_sizes or [0]))
-    self._queue_sizes = []
-    speed = self._rate.update(frames)
-    if self._scalars:
-      scalars = self._scalars | self._episodes.scalars()
-      scalars |= {'frames_per_second': speed, 'queue_size': queue_size}
-      self._logger.write(scalars, frames)
-    line = console.progress_line(
-      frames,
-      total,
-      speed,
-      self._rate.seconds_left(total),
-      self._episodes.mean_return(),
-      queue_size,
-      self._flags.queue_capacity or self._flags.batch_size,
-    )
-    print(line, flush=True)
-
-  def close(self) -> None:
-    """Closes the files."""
-    self._logger.close()
-
-
 def train(settings: Mapping[str, Any]) -> None:
   """Trains until the frames are spent, or a signal ends it."""
   checkpoint.check_folder(FLAGS.logdir)
@@ -307,15 +204,16 @@ def run_training(
   first_frame = int(session.run(learner.num_environment_frames))
   metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), settings)
   print(describe_run(envs, learner, first_frame), flush=True)
-  monitor = Monitor(
+  monitor = monitor_lib.Monitor(
     FLAGS.logdir,
     list(dict.fromkeys(envs.level_names)),
     envs.spec.frames_per_step,
     first_frame,
-    FLAGS,
+    FLAGS.total_environment_frames,
+    FLAGS.queue_capacity or FLAGS.batch_size,
   )
   session.graph.finalize()
-  workers = Workers(lambda: session.run(training.close_queue))
+  workers = workers_lib.Workers(lambda: session.run(training.close_queue))
   saved = time.monotonic()
 
   def on_update(result):
@@ -325,7 +223,7 @@ def run_training(
       checkpoints.save(session, monitor.num_environment_frames)
       saved = time.monotonic()
 
-  with stop_on_signals(workers.stop):
+  with workers_lib.stop_on_signals(workers.stop):
     workers.start(lambda: training.actor.run(session, workers.should_stop))
     workers.start(lambda: learner.run(session, on_update, workers.should_stop))
     supervise(workers, monitor, lambda: session.run(training.queue_size))
@@ -340,7 +238,11 @@ def run_training(
   print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
 
 
-def supervise(workers: Workers, monitor: Monitor, queue_size: Callable) -> None:
+def supervise(
+  workers: workers_lib.Workers,
+  monitor: monitor_lib.Monitor,
+  queue_size: Callable[[], int],
+) -> None:
   """Reports until the workers end."""
   due = time.monotonic() + FLAGS.log_every_secs
   while not workers.wait(0.5):
@@ -350,27 +252,8 @@ def supervise(workers: Workers, monitor: Monitor, queue_size: Callable) -> None:
       due += FLAGS.log_every_secs
 
 
-@contextlib.contextmanager
-def stop_on_signals(stop: Callable):
-  """Lets Ctrl-C and SIGTERM end the run in good order, a second one at once."""
-
-  def handle(signum, _):
-    print('\nStopping; a second signal ends at once.', flush=True)
-    for number in before:
-      signal.signal(number, signal.SIG_DFL)
-    stop()
-
-  numbers = (signal.SIGINT, signal.SIGTERM)
-  before = {number: signal.signal(number, handle) for number in numbers}
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)
-
-
 def describe_numerics(
-  error: tf.errors.InvalidArgumentError, monitor: Monitor
+  error: tf.errors.InvalidArgumentError, monitor: monitor_lib.Monitor
 ) -> str:
   """Says which number of which update is not finite."""
   what = 'loss' if 'the loss' in error.message else 'gradient'
@@ -399,7 +282,7 @@ def describe_run(envs, learner, first_frame) -> str:
     checkpoint_dir=os.path.join(FLAGS.logdir, 'checkpoints'),
     environment_settings={
       'environments': envs.num_envs,
-      'seeds': f'{envs.seeds[0]}, {envs.seeds[1:2]} ...',
+      'seeds': ', '.join(map(str, envs.seeds)),
       **envs.settings(),
     },
   )
@@ -510,6 +393,7 @@ def own_settings() -> dict[str, Any]:
 
 def main(argv):
   """Runs the mode; what a user can mend ends in one line, not a traceback."""
+  tf.get_logger().setLevel('ERROR')
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   if FLAGS.logdir is None:

@@ -1,0 +1,88 @@
+"""Follows a run: metrics to disk, progress to the screen."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+import console
+import learner
+import metrics
+
+
+class Monitor:
+  """Follows a run: keeps the last update, writes metrics, prints progress."""
+
+  def __init__(
+    self,
+    logdir: str,
+    level_names: Sequence[str],
+    frames_per_step: int,
+    first_frame: int,
+    total_environment_frames: int,
+    queue_capacity: int,
+  ):
+    """Starts following.
+
+    Args:
+      logdir: where metrics go.
+      level_names: by level index.
+      frames_per_step: environment frames of one agent step.
+      first_frame: environment frames trained before.
+      total_environment_frames: the budget.
+      queue_capacity: in unrolls.
+
+    Raises:
+      OSError: the metrics cannot be written.
+    """
+    self._episodes = metrics.Episodes()
+    self._logger = metrics.Logger(logdir, first_frame)
+    self._rate = console.FrameRate(first_frame)
+    self._levels = level_names
+    self._frames_per_step = frames_per_step
+    self._total = total_environment_frames
+    self._queue_capacity = queue_capacity
+    self._queue_sizes = []
+    self._scalars = {}
+    self.num_environment_frames = first_frame
+
+  def on_update(self, result: learner.UpdateResult) -> None:
+    """Notes an update; called by the learner's thread."""
+    self._scalars = result.scalars
+    self.num_environment_frames = int(result.num_environment_frames)
+    # Step 0 is the last step of the unroll before, where it was counted.
+    info = result.info
+    for t, b in np.argwhere(info.episode_done[1:]):
+      self._episodes.add(
+        self._levels[result.level_index[b]],
+        float(info.episode_return[t + 1, b]),
+        int(info.episode_step[t + 1, b]) * self._frames_per_step,
+      )
+
+  def sample_queue(self, size: int) -> None:
+    """Notes how many unrolls wait."""
+    self._queue_sizes.append(size)
+
+  def report(self) -> None:
+    """Writes metrics and prints the progress line."""
+    frames = self.num_environment_frames
+    queue_size = float(np.mean(self._queue_sizes or [0]))
+    self._queue_sizes = []
+    speed = self._rate.update(frames)
+    if self._scalars:
+      scalars = self._scalars | self._episodes.scalars()
+      scalars |= {'frames_per_second': speed, 'queue_size': queue_size}
+      self._logger.write(scalars, frames)
+    line = console.progress_line(
+      frames,
+      self._total,
+      speed,
+      self._rate.seconds_left(self._total),
+      self._episodes.mean_return(),
+      queue_size,
+      self._queue_capacity,
+    )
+    print(line, flush=True)
+
+  def close(self) -> None:
+    """Closes the files."""
+    self._logger.close()
