@@ -1,0 +1,96 @@
+"""What stands beside a benchmark's figures: machine, command, date, spread."""
+
+from collections.abc import Mapping, Sequence
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+from typing import Any
+
+import psutil
+
+_PACKAGES = ('tensorflow', 'dm-sonnet', 'numpy', 'ale-py', 'gymnasium')
+
+
+def describe_circumstances() -> dict[str, Any]:
+  """Returns where, when, and by which command of which commit."""
+  versions = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions[package] = importlib.metadata.version(package)
+  return {
+    'date': datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+    'command': shlex.join(['python', *sys.orig_argv[1:]]),
+    'commit': _git('describe', '--always', '--dirty'),
+    'processor': _processor(),
+    'cores': len(os.sched_getaffinity(0)),
+    'memory_gb': round(psutil.virtual_memory().total / 1e9, 1),
+    'system': f'{platform.system()} {platform.machine()}',
+    'versions': versions,
+  }
+
+
+def summarise(rounds: Sequence[Mapping[str, float]]) -> dict[str, dict]:
+  """Returns each figure's median, min and max over the rounds, by name."""
+  summary = {}
+  for name in rounds[0]:
+    values = [one[name] for one in rounds]
+    summary[name] = {
+      'median': statistics.median(values),
+      'min': min(values),
+      'max': max(values),
+    }
+  return summary
+
+
+def print_results(results: Mapping[str, Any]) -> None:
+  """Prints all but the single rounds.
+
+  Args:
+    results: a 'summary', see `summarise`, and more by name.
+  """
+  summary = results['summary']
+  width = max(len(name) for name in summary)
+  print(f'\n{"":{width}} {"median":>10} {"min":>10} {"max":>10}')
+  for name, figures in summary.items():
+    columns = (_round(figures[kind]) for kind in ('median', 'min', 'max'))
+    print(f'{name:{width}} ' + ' '.join(f'{text:>10}' for text in columns))
+  print()
+  for name, value in results.items():
+    if name not in ('summary', 'rounds', 'settings'):
+      print(f'{name}: {value}')
+
+
+def write_json(path: str, results: Mapping[str, Any]) -> None:
+  """Writes the results to a file."""
+  with open(path, 'w', encoding='utf-8') as file:
+    file.write(json.dumps(results, indent=2) + '\n')
+
+
+def _round(value: float) -> str:
+  return f'{value:,.0f}' if value >= 1000 else f'{value:.3g}'
+
+
+def _processor() -> str:
+  with contextlib.suppress(OSError), open('/proc/cpuinfo') as file:
+    for line in file:
+      if line.startswith('model name'):
+        return line.partition(':')[2].strip()
+  return platform.processor()
+
+
+def _git(*arguments: str) -> str | None:
+  with contextlib.suppress(OSError, subprocess.CalledProcessError):
+    return subprocess.check_output(
+      ['git', *arguments],
+      cwd=os.path.dirname(os.path.abspath(__file__)),
+      stderr=subprocess.DEVNULL,
+      text=True,
+    ).strip()
+  return None

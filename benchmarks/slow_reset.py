@@ -1,0 +1,147 @@
+"""Measures what a slow environment costs the others.
+
+  python -m benchmarks.slow_reset --json=FILE.json
+
+Two trainings of 16 environments, by turns. In one of them, the first
+environment sleeps 10 s at each reset, every 5 steps: all the time, practically.
+What counts is how fast the other 15 are trained on. See benchmarks/README.md.
+"""
+
+import contextlib
+import signal
+import time
+
+from absl import app
+from absl import flags
+import gymnasium
+import numpy as np
+
+from benchmarks import report
+from benchmarks import training_process
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
+flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
+flags.DEFINE_float('warmup_secs', 15.0, 'Seconds of each training before all.')
+flags.DEFINE_string('json', None, 'Where to write all rounds.')
+
+_NUM_ENVS = 16
+_TRAINING_FLAGS = (
+  '--num_actors=1',
+  f'--envs_per_actor={_NUM_ENVS}',
+  '--batch_size=32',
+  '--unroll_length=20',
+  '--total_environment_frames=1000000000',
+)
+
+
+class RenderEnv(gymnasium.Env):
+  """Shows noise; takes time for a step, and maybe much more for a reset.
+
+  Args:
+    length: steps in an episode.
+    step_secs: how long a step sleeps, as if something rendered elsewhere: the
+      benchmark is about waiting, not about cores.
+    reset_secs: how long a reset sleeps.
+  """
+
+  observation_space = gymnasium.spaces.Box(0, 1, [4])
+  action_space = gymnasium.spaces.Discrete(2)
+
+  def __init__(self, length: int, step_secs: float, reset_secs: float):
+    self._length = length
+    self._step_secs = step_secs
+    self._reset_secs = reset_secs
+    self._step = 0
+
+  def reset(self, *, seed=None, options=None):
+    super().reset(seed=seed)
+    time.sleep(self._reset_secs)
+    self._step = 0
+    return self._observe(), {}
+
+  def step(self, action):
+    time.sleep(self._step_secs)
+    self._step += 1
+    return self._observe(), 1.0, self._step == self._length, False, {}
+
+  def _observe(self):
+    return self.np_random.random([4], np.float32)
+
+
+def _register(gym_id, reset_secs):
+  gymnasium.register(
+    gym_id,
+    RenderEnv,
+    kwargs={'length': 5, 'step_secs': 0.002, 'reset_secs': reset_secs},
+  )
+
+
+# First and Others are the same, but told apart in the learner's batches.
+_register('First-v0', reset_secs=0.0)
+_register('FirstSlow-v0', reset_secs=10.0)
+_register('Others-v0', reset_secs=0.0)
+
+
+def start_training(first: str) -> training_process.TrainingProcess:
+  """Starts a training whose first environment is the one called `first`."""
+  names = [first] + ['Others-v0'] * (_NUM_ENVS - 1)
+  levels = ','.join(f'gym:benchmarks.slow_reset:{name}' for name in names)
+  return training_process.TrainingProcess(
+    [f'--level_name={levels}', *_TRAINING_FLAGS]
+  )
+
+
+def measure(
+  training: training_process.TrainingProcess, secs: float
+) -> tuple[float, float]:
+  """Returns frames/s of the first environment, and of the others together."""
+  updates = training.run(secs, min_updates=2)
+  shares = np.bincount(
+    np.concatenate([update.level_index for update in updates[1:]]), minlength=2
+  )
+  shares = shares / shares.sum()
+  first, others = training_process.frames_per_second(updates) * shares
+  return float(first), float(others)
+
+
+def main(argv):
+  """Measures, prints and writes."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  # As Ctrl-C: the trainings must not outlive this.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  rounds = []
+  with contextlib.ExitStack() as stack:
+    trainings = []
+    for first in ('First-v0', 'FirstSlow-v0'):
+      trainings.append(start_training(first))
+      stack.callback(trainings[-1].close)
+      trainings[-1].run(FLAGS.warmup_secs, min_updates=2)
+    for i in range(FLAGS.rounds):
+      (first, others), (slow_first, slow_others) = (
+        measure(training, FLAGS.window_secs) for training in trainings
+      )
+      rounds.append(
+        {
+          'all fast: first (frames/s)': first,
+          'all fast: others (frames/s)': others,
+          'first slow: first (frames/s)': slow_first,
+          'first slow: others (frames/s)': slow_others,
+          'others, first slow / all fast': slow_others / others,
+        }
+      )
+      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+  results = {
+    **report.describe_circumstances(),
+    'summary': report.summarise(rounds),
+    'rounds': rounds,
+  }
+  report.print_results(results)
+  if FLAGS.json:
+    report.write_json(FLAGS.json, results)
+
+
+if __name__ == '__main__':
+  app.run(main)
