@@ -1,0 +1,98 @@
+"""Tests the flag files of `configs/` against the flags of `experiment.py`."""
+
+import copy
+import pathlib
+import re
+
+from absl import flags
+import pytest
+
+import experiment  # Defines the flags.
+
+_CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
+_FILES = sorted((_CHECKOUT / 'configs').glob('*.flags'))
+
+# The paper's table G.1, and section 5.3.2 for the agent and the frames.
+_ATARI = {
+  'agent': 'deep',
+  'use_lstm': False,
+  'total_environment_frames': 200_000_000,
+  'unroll_length': 20,
+  'batch_size': 32,
+  'discounting': 0.99,
+  'baseline_cost': 0.5,
+  'entropy_cost': 0.01,
+  'reward_clipping': 'abs_one',
+  'learning_rate': 6e-4,
+  'momentum': 0.0,
+  'epsilon': 0.01,
+  'max_gradient_norm': 40.0,
+  'decay': 0.99,  # Of the released code.
+  'full_action_set': False,
+  'repeat_action_probability': 0.0,
+  'test_num_episodes': 200,
+}
+
+
+def _parse(path, *arguments):
+  """Returns a copy of the program's flags, with those of a file read in."""
+  # FLAGS itself stays as it is: other tests use it.
+  values = copy.deepcopy(flags.FLAGS)
+  values.unparse_flags()
+  for name in values:
+    values[name].unparse()
+  rest = values(['experiment.py', f'--flagfile={path}', *arguments])
+  assert rest == ['experiment.py']
+  return values
+
+
+def _names(path):
+  """Returns the flags that a file sets, as they stand there."""
+  lines = path.read_text().splitlines()
+  return [re.split('[ =]', line)[0] for line in lines if line.startswith('-')]
+
+
+def test_there_are_files():
+  assert {'atari.flags', 'pong.flags'} <= {path.name for path in _FILES}
+
+
+@pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
+def test_parses(path):
+  values = _parse(path)
+  assert any(flag.present for flag in values._flags().values())
+
+
+@pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
+def test_sets_each_flag_once(path):
+  names = _names(path)
+  assert len(names) == len(set(names))
+
+
+@pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
+def test_each_line_is_short_enough_to_read(path):
+  assert max(map(len, path.read_text().splitlines())) <= 80
+
+
+def test_pong_is_the_default():
+  values = _parse(_CHECKOUT / 'configs' / 'pong.flags')
+  own = flags.FLAGS.get_key_flags_for_module(experiment)
+  assert {flag.name: values[flag.name].value for flag in own} == {
+    flag.name: flag.default for flag in own
+  }
+
+
+def test_pong_names_all_that_is_learnt_from():
+  values = _parse(_CHECKOUT / 'configs' / 'pong.flags')
+  for name in experiment.learner_lib.Hyperparameters.__dataclass_fields__:
+    assert values[name].present, name
+
+
+def test_atari_is_the_papers_table():
+  values = _parse(_CHECKOUT / 'configs' / 'atari.flags')
+  assert {name: values[name].value for name in _ATARI} == _ATARI
+  assert {name for name in _ATARI if not values[name].present} == set()
+
+
+def test_the_command_line_wins_where_it_comes_later():
+  values = _parse(_CHECKOUT / 'configs' / 'atari.flags', '--agent=shallow')
+  assert values['agent'].value == 'shallow'
