@@ -10,6 +10,7 @@ This file reads the flags and wires the parts together. The algorithm is in
 
 from collections.abc import Callable, Mapping
 import contextlib
+import math
 import os
 import sys
 import time
@@ -54,22 +55,32 @@ flags.DEFINE_string(
 flags.DEFINE_string(
   'logdir', None, 'The run folder. If not given, runs/<level_name>.'
 )
-flags.DEFINE_integer('seed', 1, 'Seed of environments, weights and actions.')
+flags.DEFINE_integer(
+  'seed', 1, 'Seed of environments, weights and actions.', lower_bound=0
+)
 
 flags.DEFINE_integer(
   'total_environment_frames',
   30_000_000,
   'Environment frames (agent steps times action repeats) to train for.',
+  lower_bound=1,
 )
-flags.DEFINE_integer('num_actors', 4, 'Actors; locally they act as one batch.')
-flags.DEFINE_integer('envs_per_actor', 16, 'Environments of each actor.')
-flags.DEFINE_integer('batch_size', 32, 'Unrolls in a batch.')
-flags.DEFINE_integer('unroll_length', 20, 'Agent steps in an unroll.')
+flags.DEFINE_integer(
+  'num_actors', 4, 'Actors; locally they act as one batch.', lower_bound=1
+)
+flags.DEFINE_integer(
+  'envs_per_actor', 16, 'Environments of each actor.', lower_bound=1
+)
+flags.DEFINE_integer('batch_size', 32, 'Unrolls in a batch.', lower_bound=1)
+flags.DEFINE_integer(
+  'unroll_length', 20, 'Agent steps in an unroll.', lower_bound=1
+)
 flags.DEFINE_integer(
   'queue_capacity',
   None,
   'Unrolls that may wait for the learner: bounds the policy lag. If not given, '
   'one batch.',
+  lower_bound=1,
 )
 
 flags.DEFINE_enum(
@@ -80,9 +91,15 @@ flags.DEFINE_enum(
 )
 flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
 
-flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.')
-flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.')
-flags.DEFINE_float('discounting', 0.99, 'Discounting factor, gamma.')
+flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.', lower_bound=0)
+flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.', lower_bound=0)
+flags.DEFINE_float(
+  'discounting',
+  0.99,
+  'Discounting factor, gamma.',
+  lower_bound=0,
+  upper_bound=1,
+)
 flags.DEFINE_enum(
   'reward_clipping',
   'abs_one',
@@ -90,35 +107,72 @@ flags.DEFINE_enum(
   'Reward clipping for learning; logged returns are never clipped.',
 )
 
-flags.DEFINE_float('learning_rate', 0.0006, 'Learning rate; decays to 0.')
-flags.DEFINE_float('decay', 0.99, 'RMSProp decay.')
-flags.DEFINE_float('momentum', 0.0, 'RMSProp momentum.')
-flags.DEFINE_float('epsilon', 0.01, 'RMSProp epsilon, inside the root.')
 flags.DEFINE_float(
-  'max_gradient_norm', 40.0, 'Clips the global norm of the gradient; 0: off.'
+  'learning_rate', 0.0006, 'Learning rate; decays to 0.', lower_bound=0
+)
+flags.DEFINE_float(
+  'decay', 0.99, 'RMSProp decay.', lower_bound=0, upper_bound=1
+)
+flags.DEFINE_float(
+  'momentum', 0.0, 'RMSProp momentum.', lower_bound=0, upper_bound=1
+)
+flags.DEFINE_float(
+  'epsilon', 0.01, 'RMSProp epsilon, inside the root.', lower_bound=0
+)
+flags.DEFINE_float(
+  'max_gradient_norm',
+  40.0,
+  'Clips the global norm of the gradient; 0: off.',
+  lower_bound=0,
 )
 
 flags.DEFINE_boolean(
   'full_action_set', False, "Atari: all 18 actions, not the game's own."
 )
 flags.DEFINE_float(
-  'repeat_action_probability', 0.0, 'Atari: probability of a sticky action.'
+  'repeat_action_probability',
+  0.0,
+  'Atari: probability of a sticky action.',
+  lower_bound=0,
+  upper_bound=1,
 )
 
 flags.DEFINE_integer(
-  'test_num_episodes', 10, 'Full games to play per level, with --mode=test.'
+  'test_num_episodes',
+  10,
+  'Full games to play per level, with --mode=test.',
+  lower_bound=1,
 )
 flags.DEFINE_string(
   'video', None, 'With --mode=test: a folder to film an episode into (mp4).'
 )
 
-flags.DEFINE_integer('save_checkpoint_secs', 300, 'Seconds between saves.')
-flags.DEFINE_float('log_every_secs', 10.0, 'Seconds between progress lines.')
+flags.DEFINE_integer(
+  'save_checkpoint_secs', 300, 'Seconds between saves.', lower_bound=0
+)
+flags.DEFINE_float(
+  'log_every_secs', 10.0, 'Seconds between progress lines.', lower_bound=0
+)
 flags.DEFINE_boolean(
   'allow_changed_settings',
   False,
   'Go on with a run whose settings were different ones.',
 )
+
+# NaN is within any bounds.
+for _name in (
+  'baseline_cost',
+  'decay',
+  'discounting',
+  'entropy_cost',
+  'epsilon',
+  'learning_rate',
+  'log_every_secs',
+  'max_gradient_norm',
+  'momentum',
+  'repeat_action_probability',
+):
+  flags.register_validator(_name, math.isfinite, 'must be a finite number')
 
 
 class Training(NamedTuple):
@@ -173,19 +227,21 @@ def build_training(
   return Training(session, learner, actor, queue_size, close_queue)
 
 
-def train(settings: Mapping[str, Any]) -> None:
+def train() -> None:
   """Trains until the frames are spent, or a signal ends it."""
   checkpoint.check_folder(FLAGS.logdir)
-  checkpoint.check_settings(
-    FLAGS.logdir, settings, FLAGS.allow_changed_settings
-  )
   envs = make_envs(True, FLAGS.num_actors * FLAGS.envs_per_actor)
   with contextlib.closing(envs), tf.Graph().as_default():
+    fill_in_flags(envs.spec)
+    settings = own_settings()
+    checkpoint.check_settings(
+      FLAGS.logdir, settings, FLAGS.allow_changed_settings
+    )
     training = build_training(
       envs,
       lambda name: make_agent(name, envs.spec),
       make_hyperparameters(),
-      FLAGS.queue_capacity or FLAGS.batch_size,
+      FLAGS.queue_capacity,
       FLAGS.seed,
     )
     with training.session:
@@ -210,7 +266,7 @@ def run_training(
     envs.spec.frames_per_step,
     first_frame,
     FLAGS.total_environment_frames,
-    FLAGS.queue_capacity or FLAGS.batch_size,
+    FLAGS.queue_capacity,
   )
   session.graph.finalize()
   workers = workers_lib.Workers(lambda: session.run(training.close_queue))
@@ -249,7 +305,7 @@ def supervise(
     monitor.sample_queue(queue_size())
     if time.monotonic() >= due:
       monitor.report()
-      due += FLAGS.log_every_secs
+      due = time.monotonic() + FLAGS.log_every_secs
 
 
 def describe_numerics(
@@ -273,7 +329,7 @@ def describe_run(envs, learner, first_frame) -> str:
   return console.startup_block(
     task=FLAGS.level_name,
     agent=(
-      f'{FLAGS.agent} network {memory} LSTM, {weights / 1e6:.2f}M parameters'
+      f'{FLAGS.agent} network {memory} LSTM, {console.format_count(weights)} parameters'
     ),
     devices=f'{cores} cores, {gpus or "no"} GPU',
     total_environment_frames=FLAGS.total_environment_frames,
@@ -282,7 +338,7 @@ def describe_run(envs, learner, first_frame) -> str:
     checkpoint_dir=os.path.join(FLAGS.logdir, 'checkpoints'),
     environment_settings={
       'environments': envs.num_envs,
-      'seeds': ', '.join(map(str, envs.seeds)),
+      'seeds': ', '.join(map(str, envs.seeds[:4])) + ', ...',
       **envs.settings(),
     },
   )
@@ -340,10 +396,20 @@ def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
     print(f'Filmed an episode with return {episode_return:g}: {path}')
 
 
+# What a test has to have in common with the training.
+RUN_FLAGS = (
+  'agent',
+  'full_action_set',
+  'level_name',
+  'repeat_action_probability',
+  'use_lstm',
+)
+
+
 def use_settings_of_run() -> None:
   """Takes what the command line leaves open from the run to be played."""
   settings = checkpoint.read_settings(FLAGS.logdir)
-  for name in ('agent', 'full_action_set', 'level_name', 'use_lstm'):
+  for name in RUN_FLAGS:
     if not FLAGS[name].present:
       FLAGS[name].value = settings[name]
 
@@ -353,7 +419,8 @@ def make_envs(training: bool, num_envs: int) -> environments.Environments:
   return environments.make_environments(
     FLAGS.level_name.split(','),
     num_envs,
-    FLAGS.seed,
+    # Not the games that were trained on.
+    FLAGS.seed if training else [FLAGS.seed, 1],
     training=training,
     atari_settings=atari_settings(),
   )
@@ -369,10 +436,16 @@ def atari_settings() -> atari_environments.AtariSettings:
 
 def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
   """Makes the agent that the flags ask for."""
+  return networks.Agent(spec, FLAGS.agent, FLAGS.use_lstm, name=name)
+
+
+def fill_in_flags(spec: environments.EnvironmentSpec) -> None:
+  """Decides what the command line leaves open and depends on the level."""
   if FLAGS.agent is None:
     is_image = spec.observation_dtype == np.uint8
     FLAGS.agent = 'shallow' if is_image else 'vector'
-  return networks.Agent(spec, FLAGS.agent, FLAGS.use_lstm, name=name)
+  if FLAGS.queue_capacity is None:
+    FLAGS.queue_capacity = FLAGS.batch_size
 
 
 def make_hyperparameters() -> learner_lib.Hyperparameters:
@@ -399,7 +472,7 @@ def main(argv):
   if FLAGS.logdir is None:
     FLAGS.logdir = os.path.join('runs', FLAGS.level_name.replace('/', '_'))
   try:
-    train(own_settings()) if FLAGS.mode == 'train' else test()
+    train() if FLAGS.mode == 'train' else test()
   except (
     ArithmeticError,
     ValueError,
