@@ -221,13 +221,14 @@ class Actor:
       ids, env_outputs = self._envs.recv(timeout_secs=1.0)
       if not ids.size:
         continue  # All are slow: time to look at should_stop again.
-      if steps % self._unroll_length == 0:
-        num_updates = refresh()
-      steps += 1
       full = self._record(ids, env_outputs)
       if full.size:
         enqueue(*_take(self._unrolls, full))
         self._begin_unrolls(full)
+      # After the queue, at which an actor may have waited.
+      if steps % self._unroll_length == 0:
+        num_updates = refresh()
+      steps += 1
       self._unrolls.policy_update[ids[self._time[ids] == 0]] = num_updates
       agent_outputs, state = act(
         self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)

@@ -9,6 +9,7 @@ can be moved.
 from collections.abc import Mapping, Sequence
 import json
 import pathlib
+import shutil
 import sys
 import tempfile
 from typing import Any
@@ -52,6 +53,7 @@ class Checkpoints:
     self._saver = tf1.train.Saver(
       variables, max_to_keep=3, save_relative_paths=True
     )
+    self._last_whole = None
 
   def restore(self, session: tf1.Session) -> str | None:
     """Restores the newest checkpoint that is whole.
@@ -63,8 +65,7 @@ class Checkpoints:
       CheckpointError: none of those there can be read, or they belong to
         another agent.
     """
-    state = tf.train.get_checkpoint_state(self._directory)
-    paths = list(state.all_model_checkpoint_paths) if state else []
+    paths = _find_checkpoints(self._directory)
     for path in reversed(paths):
       try:
         self._saver.restore(session, path)
@@ -73,6 +74,7 @@ class Checkpoints:
         print(f'Warning: cannot restore {path}: {reason}', file=sys.stderr)
       else:
         self._saver.recover_last_checkpoints(paths)
+        self._last_whole = path
         return path
     if paths:
       raise CheckpointError(
@@ -92,6 +94,8 @@ class Checkpoints:
       Whether it was saved. If not, the last one is still whole.
     """
     prefix = self._directory / f'frames-{num_environment_frames}'
+    if str(prefix) == self._last_whole:
+      return True  # To write it again would put it at risk.
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       # The saver looks for the graph of the calling thread.
@@ -105,6 +109,11 @@ class Checkpoints:
         file=sys.stderr,
       )
       return False
+    finally:
+      # Of this one or of another that was cut; it may be what fills the disk.
+      for leftover in self._directory.glob('*_temp'):
+        shutil.rmtree(leftover, ignore_errors=True)
+    self._last_whole = str(prefix)
     return True
 
 
@@ -150,7 +159,7 @@ def check_settings(
   Raises:
     CheckpointError: it names what differs.
   """
-  if not tf.train.get_checkpoint_state(pathlib.Path(logdir) / 'checkpoints'):
+  if not _find_checkpoints(pathlib.Path(logdir) / 'checkpoints'):
     return
   before = read_settings(logdir)
   changes = [
@@ -166,3 +175,16 @@ def check_settings(
       message + ' Use another --logdir, or --allow_changed_settings.'
     )
   print(f'Warning: {message}', file=sys.stderr)
+
+
+def _find_checkpoints(directory: pathlib.Path) -> list[str]:
+  """Returns the checkpoints that have been named, oldest first."""
+  state = tf.train.get_checkpoint_state(directory)
+  if state and state.all_model_checkpoint_paths:
+    return list(state.all_model_checkpoint_paths)
+  # Without that file none has been saved to its end. A file that says nothing
+  # is a damaged one.
+  if not (directory / 'checkpoint').exists():
+    return []
+  paths = [path.with_suffix('') for path in directory.glob('frames-*.index')]
+  return [str(p) for p in sorted(paths, key=lambda p: int(p.name[7:]))]

@@ -76,8 +76,7 @@ def bottleneck(queue_size: float, queue_capacity: int) -> str:
   actors do not.
 
   Args:
-    queue_size: unrolls in the queue, the mean over an interval, taken before
-      the learner takes a batch out.
+    queue_size: unrolls in the queue, the mean over an interval.
     queue_capacity: the most unrolls it holds.
 
   Raises:

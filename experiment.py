@@ -284,13 +284,15 @@ def run_training(
     workers.start(lambda: learner.run(session, on_update, workers.should_stop))
     supervise(workers, monitor, lambda: session.run(training.queue_size))
     workers.join()
-  if isinstance(workers.failure, tf.errors.InvalidArgumentError):
-    raise ArithmeticError(describe_numerics(workers.failure, monitor))
-  monitor.report()
-  monitor.close()
-  checkpoints.save(session, monitor.num_environment_frames)
+    if isinstance(workers.failure, tf.errors.InvalidArgumentError):
+      raise ArithmeticError(describe_numerics(workers.failure, monitor))
+    monitor.report()
+    monitor.close()
+    is_saved = checkpoints.save(session, monitor.num_environment_frames)
   if workers.failure:
     raise workers.failure
+  if not is_saved:
+    raise checkpoint.CheckpointError('the end of the run is not saved')
   print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
 
 
@@ -329,7 +331,8 @@ def describe_run(envs, learner, first_frame) -> str:
   return console.startup_block(
     task=FLAGS.level_name,
     agent=(
-      f'{FLAGS.agent} network {memory} LSTM, {console.format_count(weights)} parameters'
+      f'{FLAGS.agent} network {memory} LSTM,'
+      f' {console.format_count(weights)} parameters'
     ),
     devices=f'{cores} cores, {gpus or "no"} GPU',
     total_environment_frames=FLAGS.total_environment_frames,
@@ -480,6 +483,8 @@ def main(argv):
     py_process.EnvironmentFailed,
   ) as error:
     sys.exit(f'Error: {error}')
+  except KeyboardInterrupt:
+    sys.exit('Interrupted.')  # Before or after the training proper.
 
 
 if __name__ == '__main__':

@@ -266,12 +266,11 @@ class Learner:
       batch = tf.nest.pack_sequence_as(specs, area.get())
 
     loss, scalars = compute_loss(agent, batch, hyperparameters)
-    update, more = self._build_update(loss, frames_per_step)
-    lag = self.num_updates - batch.policy_update
-    scalars |= more | {
-      'policy_lag': tf.reduce_mean(tf.cast(lag, tf.float32)),
-      'queue_fill': tf.cast(queue.size(), tf.float32),
-    }
+    lag = self.num_updates.read_value() - batch.policy_update
+    with tf.control_dependencies([lag]):
+      update, more = self._build_update(loss, frames_per_step)
+    lag = tf.reduce_mean(tf.cast(lag, tf.float32))
+    scalars |= more | {'policy_lag': lag}
     with tf.control_dependencies([update]):
       frames = self.num_environment_frames.read_value()
     self._result = UpdateResult(

@@ -268,6 +268,8 @@ class Agent(snt.Module):
       observation, history = stack_frames(observation, done, history)
     elif observation.dtype == tf.uint8:
       observation = tf.cast(observation, tf.float32) / 255.0
+      if observation.shape.rank == 4:  # Grey, [T, B, H, W].
+        observation = observation[..., tf.newaxis]
     features = tf.concat(
       [
         snt.BatchApply(self._torso)(observation),

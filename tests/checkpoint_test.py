@@ -1,0 +1,364 @@
+"""Tests of checkpoint.py."""
+
+import pathlib
+import resource
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import actor
+import checkpoint
+import environments
+import learner
+import metrics
+import networks
+
+tf1 = tf.compat.v1
+
+_SIZE = 10_000
+_T, _B = 5, 4
+
+
+class Run:
+  """Some variables, their checkpoints, and a session with them."""
+
+  def __init__(self, logdir, shape=(_SIZE,)):
+    with tf.Graph().as_default():
+      self._weights = tf1.get_variable('weights', shape, use_resource=True)
+      self._value = tf1.placeholder(tf.float32, [])
+      self._fill = self._weights.assign(
+        tf.fill(self._weights.shape, self._value)
+      )
+      self._checkpoints = checkpoint.Checkpoints(str(logdir), [self._weights])
+      self._session = tf1.Session()
+      self._session.run(tf1.global_variables_initializer())
+      # As in training: nothing may be added to the graph by a save.
+      self._session.graph.finalize()
+
+  def save(self, value, frames=None):
+    self._session.run(self._fill, {self._value: value})
+    return self._checkpoints.save(
+      self._session, int(value) if frames is None else frames
+    )
+
+  def restore(self):
+    """Returns the path and the value that is restored."""
+    path = self._checkpoints.restore(self._session)
+    weights = self._session.run(self._weights)
+    assert path is None or np.all(weights == weights[0])
+    return path, weights[0]
+
+
+def _folder(logdir):
+  return pathlib.Path(logdir) / 'checkpoints'
+
+
+def _truncate(path):
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _overwrite(path):
+  content = bytearray(path.read_bytes())
+  middle = len(content) // 2
+  content[middle : middle + 8] = b'\xff' * 8
+  path.write_bytes(content)
+
+
+def test_restores_nothing_where_there_is_nothing(tmp_path):
+  assert Run(tmp_path).restore()[0] is None
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_restores_the_newest_and_keeps_three(tmp_path):
+  run = Run(tmp_path)
+  # Not in the order of the names.
+  assert all(run.save(value) for value in (8, 9, 10, 11))
+  path, value = Run(tmp_path).restore()
+  assert path == str(_folder(tmp_path) / 'frames-11')
+  assert value == 11
+  names = {path.stem for path in _folder(tmp_path).glob('*.index')}
+  assert names == {'frames-9', 'frames-10', 'frames-11'}
+
+
+def test_a_resumed_run_keeps_three_of_both(tmp_path):
+  run = Run(tmp_path)
+  for value in (1, 2, 3):
+    run.save(value)
+  run = Run(tmp_path)
+  run.restore()
+  run.save(4)
+  names = {path.stem for path in _folder(tmp_path).glob('*.index')}
+  assert names == {'frames-2', 'frames-3', 'frames-4'}
+
+
+def test_does_not_write_the_newest_again(tmp_path):
+  run = Run(tmp_path)
+  run.save(1)
+  before = {path: path.stat() for path in _folder(tmp_path).iterdir()}
+  assert run.save(1)
+  run = Run(tmp_path)
+  run.restore()
+  assert run.save(1)
+  assert before == {path: path.stat() for path in _folder(tmp_path).iterdir()}
+
+
+def test_a_run_folder_can_be_moved(tmp_path):
+  Run(tmp_path / 'run').save(1)
+  shutil.move(tmp_path / 'run', tmp_path / 'run2')
+  run = Run(tmp_path / 'run2')
+  path, value = run.restore()
+  assert (path, value) == (str(_folder(tmp_path / 'run2') / 'frames-1'), 1)
+  assert run.save(2)
+  assert Run(tmp_path / 'run2').restore()[1] == 2
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('damage', [_truncate, _overwrite, pathlib.Path.unlink])
+@pytest.mark.parametrize('suffix', ['index', 'data-00000-of-00001'])
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(
+  tmp_path, damage, suffix, capfd
+):
+  run = Run(tmp_path)
+  for value in (1, 2, 3):
+    run.save(value)
+  damage(_folder(tmp_path) / f'frames-3.{suffix}')
+  run = Run(tmp_path)
+  path, value = run.restore()
+  assert (pathlib.Path(path).name, value) == ('frames-2', 2)
+  warnings = capfd.readouterr().err
+  assert warnings.count('Warning: cannot restore') == 1
+  assert 'frames-3' in warnings
+
+  # Here 3 comes once more, and replaces what was damaged.
+  run.save(3)
+  assert Run(tmp_path).restore()[1] == 3
+
+
+def test_refuses_to_start_anew_where_all_are_damaged(tmp_path):
+  run = Run(tmp_path)
+  for value in (1, 2):
+    run.save(value)
+  for path in _folder(tmp_path).glob('*.data-*'):
+    _truncate(path)
+  with pytest.raises(checkpoint.CheckpointError, match='damaged'):
+    Run(tmp_path).restore()
+
+
+@pytest.mark.parametrize('content', ['', 'model_check\0'])
+def test_the_list_of_checkpoints_may_be_damaged(tmp_path, content):
+  run = Run(tmp_path)
+  for value in (9, 10):
+    run.save(value)
+  (_folder(tmp_path) / 'checkpoint').write_text(content)
+  assert Run(tmp_path).restore()[1] == 10
+
+
+def test_what_a_cut_save_leaves_is_no_checkpoint_and_goes_away(tmp_path):
+  folder = _folder(tmp_path)
+  (folder / 'frames-5_temp').mkdir(parents=True)
+  (folder / 'frames-5_temp' / 'part').write_bytes(b'half')
+  (folder / 'frames-4.index').write_bytes(b'half')
+  run = Run(tmp_path)
+  assert run.restore()[0] is None
+  assert run.save(4)
+  assert not (folder / 'frames-5_temp').exists()
+  assert Run(tmp_path).restore()[1] == 4
+
+
+def test_refuses_the_checkpoint_of_another_agent(tmp_path):
+  Run(tmp_path).save(1)
+  with pytest.raises(checkpoint.CheckpointError, match='another agent'):
+    Run(tmp_path, shape=(7,)).restore()
+
+
+def test_a_save_that_fails_warns_and_leaves_the_former(tmp_path, capfd):
+  run = Run(tmp_path)
+  assert run.save(1)
+  limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+  resource.setrlimit(resource.RLIMIT_FSIZE, (_SIZE, limits[1]))
+  try:
+    assert not run.save(2)
+    assert not run.save(1.5, frames=3)
+  finally:
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+  warnings = capfd.readouterr().err.splitlines()
+  assert sum('Warning: cannot save' in line for line in warnings) == 2
+  assert not list(_folder(tmp_path).glob('*_temp'))
+  assert Run(tmp_path).restore()[1] == 1
+  assert run.save(4)
+  assert Run(tmp_path).restore()[1] == 4
+
+
+def test_the_folder_is_tried_at_the_start(tmp_path):
+  checkpoint.check_folder(str(tmp_path / 'new' / 'run'))
+  assert list((tmp_path / 'new' / 'run').iterdir()) == []
+  (tmp_path / 'file').write_text('')
+  for logdir in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
+    with pytest.raises(checkpoint.CheckpointError, match='cannot write'):
+      checkpoint.check_folder(str(logdir))
+
+
+_SETTINGS = {
+  'batch_size': 32,
+  'level_name': 'pong',
+  'logdir': 'a',
+  'total_environment_frames': 100,
+  'video': None,
+}
+
+
+def _write_settings(logdir, settings):
+  metrics.write_config(pathlib.Path(logdir) / 'config.json', settings)
+
+
+def test_settings_may_be_any_without_a_checkpoint(tmp_path):
+  checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
+  _write_settings(tmp_path, _SETTINGS)
+  changed = _SETTINGS | {'level_name': 'breakout'}
+  checkpoint.check_settings(str(tmp_path), changed, False)
+
+
+def test_changed_settings_are_refused_by_name(tmp_path, capsys):
+  Run(tmp_path).save(1)
+  _write_settings(tmp_path, _SETTINGS)
+  checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
+  changed = _SETTINGS | {'level_name': 'breakout', 'batch_size': 16}
+  with pytest.raises(checkpoint.CheckpointError) as error:
+    checkpoint.check_settings(str(tmp_path), changed, False)
+  message = str(error.value)
+  assert "level_name was 'pong' and is now 'breakout'" in message
+  assert 'batch_size was 32 and is now 16' in message
+  assert 'total' not in message
+  assert capsys.readouterr().err == ''
+
+  checkpoint.check_settings(str(tmp_path), changed, True)
+  assert 'Warning: the run in' in capsys.readouterr().err
+
+
+def test_some_settings_are_free(tmp_path, capsys):
+  Run(tmp_path).save(1)
+  _write_settings(tmp_path, _SETTINGS)
+  changed = _SETTINGS | {'total_environment_frames': 200, 'logdir': 'b'}
+  # Of a newer version, which knows a flag more.
+  changed['new'] = 1
+  checkpoint.check_settings(str(tmp_path), changed, False)
+  assert capsys.readouterr().err == ''
+
+
+def test_settings_that_cannot_be_read_are_refused(tmp_path):
+  Run(tmp_path).save(1)
+  for content in (None, '{', '{}'):
+    if content is not None:
+      (tmp_path / 'config.json').write_text(content)
+    with pytest.raises(checkpoint.CheckpointError, match='config.json'):
+      checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
+
+
+class Training:
+  """A learner that always gets the same batch."""
+
+  def __init__(self, logdir, total_environment_frames=1000):
+    spec = environments.EnvironmentSpec(
+      (3,), np.dtype(np.float32), num_actions=2, frames_per_step=1, stack=1,
+      action_meanings=None,
+    )  # fmt: skip
+    hyperparameters = learner.Hyperparameters(
+      batch_size=_B, unroll_length=_T, discounting=0.99, baseline_cost=0.5,
+      entropy_cost=0.01, reward_clipping='abs_one', learning_rate=6e-4,
+      decay=0.99, momentum=0.9, epsilon=0.01, max_gradient_norm=40.0,
+      total_environment_frames=total_environment_frames,
+    )  # fmt: skip
+    with tf.Graph().as_default():
+      tf1.set_random_seed(1)
+      agent = networks.Agent(spec, 'vector', True, name='agent')
+      specs = actor.unroll_specs(agent, spec, _T)
+      queue = actor.make_queue(specs, 30 * _B)
+      self.learner = learner.Learner(agent, queue, specs, 1, hyperparameters)
+      checkpoints = checkpoint.Checkpoints(str(logdir), self.learner.variables)
+      enqueue = queue.enqueue_many(_make_batch(specs))
+      self.session = tf1.Session()
+      self.session.run(tf1.global_variables_initializer())
+      self.path = checkpoints.restore(self.session)
+      for _ in range(25):
+        self.session.run(enqueue)
+    self.save = lambda: checkpoints.save(self.session, self.frames)
+
+  @property
+  def frames(self):
+    return int(self.session.run(self.learner.num_environment_frames))
+
+  def update(self, times):
+    """Updates, and returns the scalars of each update."""
+    scalars = []
+    self.learner.run(
+      self.session,
+      lambda result: scalars.append(result.scalars),
+      lambda: len(scalars) == times,
+    )
+    return scalars
+
+
+def _make_batch(specs):
+  generator = np.random.default_rng(1)
+
+  def make(spec):
+    shape = [_B, *spec.shape]
+    if spec.dtype == tf.float32:
+      return np.float32(generator.normal(size=shape))
+    return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
+
+  batch = tf.nest.map_structure(make, specs)
+  batch.level_index[:] = 0
+  batch.policy_update[:] = 0
+  return tf.nest.flatten(batch)
+
+
+def test_restoring_continues_as_if_nothing_had_happened(tmp_path):
+  whole = Training(tmp_path / 'whole')
+  expected = whole.update(20)
+
+  first = Training(tmp_path)
+  actual = first.update(10)
+  assert first.frames == 10 * _T * _B
+  assert first.save()
+  second = Training(tmp_path)
+  assert second.path
+  actual += second.update(10)
+
+  assert second.frames == whole.frames == 20 * _T * _B
+  for name in ('losses/total', 'learning_rate', 'gradient_norm'):
+    np.testing.assert_allclose(
+      [scalars[name] for scalars in actual],
+      [scalars[name] for scalars in expected],
+      rtol=1e-6,
+      err_msg=name,
+    )
+  for ours, theirs in zip(
+    second.learner.variables, whole.learner.variables, strict=True
+  ):
+    np.testing.assert_allclose(
+      second.session.run(ours),
+      whole.session.run(theirs),
+      rtol=0,
+      atol=1e-6,
+      err_msg=ours.name,
+    )
+
+
+def test_a_longer_budget_decays_over_all_of_it(tmp_path):
+  first = Training(tmp_path, 200_000_000)
+
+  def set_frames():
+    counter = first.learner.num_environment_frames
+    with first.session.graph.as_default():
+      first.session.run(counter.assign(100_000_000))
+
+  set_frames()
+  assert first.update(1)[0]['learning_rate'] == pytest.approx(3e-4)
+  set_frames()
+  first.save()
+  second = Training(tmp_path, 400_000_000)
+  assert second.update(1)[0]['learning_rate'] == pytest.approx(4.5e-4)
+  assert second.frames == 100_000_000 + _T * _B
