@@ -53,6 +53,7 @@ class Checkpoints:
     self._saver = tf1.train.Saver(
       variables, max_to_keep=3, save_relative_paths=True
     )
+    self._shapes = {v.op.name: v.shape.as_list() for v in variables}
     self._last_whole = None
 
   def restore(self, session: tf1.Session) -> str | None:
@@ -68,7 +69,10 @@ class Checkpoints:
     paths = _find_checkpoints(self._directory)
     for path in reversed(paths):
       try:
-        self._saver.restore(session, path)
+        self._check_shapes(path)
+        # The saver looks for the graph of the calling thread.
+        with session.graph.as_default():
+          self._saver.restore(session, path)
       except (tf.errors.OpError, ValueError) as error:
         reason = str(error).splitlines()[0]
         print(f'Warning: cannot restore {path}: {reason}', file=sys.stderr)
@@ -82,6 +86,13 @@ class Checkpoints:
         ' or of another agent. Use another --logdir.'
       )
     return None
+
+  def _check_shapes(self, path):
+    # The saver would give the variables the shapes that it finds.
+    shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
+    for name, shape in self._shapes.items():
+      if name in shapes and shapes[name] != shape:
+        raise ValueError(f'{name} is {shapes[name]}, expected {shape}')
 
   def save(self, session: tf1.Session, num_environment_frames: int) -> bool:
     """Saves; a disk that refuses costs a warning, never the run.
@@ -98,7 +109,6 @@ class Checkpoints:
       return True  # To write it again would put it at risk.
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
-      # The saver looks for the graph of the calling thread.
       with session.graph.as_default():
         self._saver.save(session, str(prefix), write_meta_graph=False)
     except (OSError, tf.errors.OpError) as error:
@@ -179,7 +189,10 @@ def check_settings(
 
 def _find_checkpoints(directory: pathlib.Path) -> list[str]:
   """Returns the checkpoints that have been named, oldest first."""
-  state = tf.train.get_checkpoint_state(directory)
+  try:
+    state = tf.train.get_checkpoint_state(directory)
+  except ValueError:
+    state = None
   if state and state.all_model_checkpoint_paths:
     return list(state.all_model_checkpoint_paths)
   # Without that file none has been saved to its end. A file that says nothing
