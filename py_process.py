@@ -7,7 +7,7 @@ step costs one byte through a socket one way and four through a pipe the other.
 `py_process_worker` is the other side.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 from multiprocessing import connection
 import os
@@ -112,15 +112,17 @@ class EnvironmentProcesses:
       f'import sys; sys.path[:] = {sys.path!r}; '
       f'import py_process_worker; py_process_worker.supervise()'
     )
-    with _blocked_interrupt():
-      self._supervisor = subprocess.Popen(
-        [sys.executable, '-c', command],
-        stdin=subprocess.PIPE,
-        pass_fds=[*links, ready_fd, self._memory_fd],
-        # These many processes are the parallelism, and a process with threads
-        # cannot be forked safely.
-        env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
-      )
+    self._supervisor = subprocess.Popen(
+      [sys.executable, '-c', command],
+      stdin=subprocess.PIPE,
+      pass_fds=[*links, ready_fd, self._memory_fd],
+      # Ctrl-C, and whatever else is sent to the whole group, is for the caller
+      # to answer: environments end when it says so, or is gone.
+      start_new_session=True,
+      # These many processes are the parallelism, and a process with threads
+      # cannot be forked safely.
+      env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
+    )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
       message = makers, links, ready_fd, self._memory_fd
       pickle.dump(message, self._supervisor.stdin)
@@ -280,13 +282,3 @@ def _signal_name(number: int) -> str:
     return signal.Signals(number).name
   except ValueError:
     return f'signal {number}'
-
-
-@contextlib.contextmanager
-def _blocked_interrupt() -> Iterator[None]:
-  """Holds Ctrl-C back, in new processes too, until they can ignore it."""
-  before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-  try:
-    yield
-  finally:
-    signal.pthread_sigmask(signal.SIG_SETMASK, before)

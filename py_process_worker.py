@@ -103,7 +103,6 @@ def supervise() -> None:
   """
   # Ctrl-C is the caller's affair.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
-  signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
   makers, link_fds, ready_fd, memory_fd = pickle.load(sys.stdin.buffer)
   links = [connection.Connection(fd) for fd in link_fds]
   processes = {}
