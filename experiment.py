@@ -288,7 +288,9 @@ def run_training(
       raise ArithmeticError(describe_numerics(workers.failure, monitor))
     monitor.report()
     monitor.close()
-    is_saved = checkpoints.save(session, monitor.num_environment_frames)
+    # The monitor may lack an update: its step was cut after the weights moved.
+    frames = int(session.run(learner.num_environment_frames))
+    is_saved = checkpoints.save(session, frames)
   if workers.failure:
     raise workers.failure
   if not is_saved:
@@ -328,6 +330,7 @@ def describe_run(envs, learner, first_frame) -> str:
   gpus = len(tf.config.list_physical_devices('GPU'))
   cores = len(os.sched_getaffinity(0))
   memory = 'with' if FLAGS.use_lstm else 'without'
+  more = ', ...' if envs.num_envs > 4 else ''
   return console.startup_block(
     task=FLAGS.level_name,
     agent=(
@@ -341,7 +344,7 @@ def describe_run(envs, learner, first_frame) -> str:
     checkpoint_dir=os.path.join(FLAGS.logdir, 'checkpoints'),
     environment_settings={
       'environments': envs.num_envs,
-      'seeds': ', '.join(map(str, envs.seeds[:4])) + ', ...',
+      'seeds': ', '.join(map(str, envs.seeds[:4])) + more,
       **envs.settings(),
     },
   )

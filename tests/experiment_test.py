@@ -1,0 +1,353 @@
+"""Tests of experiment.py: the program as a user starts it."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import time
+
+from absl import flags
+from absl.testing import flagsaver
+import pytest
+import tensorflow as tf
+
+import experiment
+from tests import program
+
+COUNT = program.COUNT
+_TWO_LEVELS = f'{COUNT.format(3)},{COUNT.format(7)}'
+_FRAMES = 2000
+_RATE = 6e-4
+
+Program = program.Program
+
+
+def _checkpoint_frames(logdir):
+  """Returns the frames of the newest checkpoint, by its name."""
+  path = tf.train.latest_checkpoint(pathlib.Path(logdir) / 'checkpoints')
+  frames = int(path.rsplit('-', 1)[1])
+  assert tf.train.load_variable(path, 'num_environment_frames') == frames
+  return frames
+
+
+def _read_metrics(logdir):
+  lines = (pathlib.Path(logdir) / 'metrics.jsonl').read_text().splitlines()
+  return [json.loads(line) for line in lines]
+
+
+def _seeds(text):
+  return re.search(r'seeds: (.*)', text)[1]
+
+
+@pytest.fixture(scope='module')
+def run(tmp_path_factory):
+  """A run to its end: its folder, and the program that has made it."""
+  folder = tmp_path_factory.mktemp('run')
+  logdir = folder / 'logs' / 'run'
+  with Program(
+    folder / 'program',
+    level_name=_TWO_LEVELS,
+    logdir=logdir,
+    total_environment_frames=_FRAMES,
+  ) as done:
+    assert done.finish() == 0, done.err
+  return logdir, done
+
+
+def test_a_run_ends_in_good_order(run):
+  logdir, done = run
+  assert done.error_lines() == []
+  assert done.out.startswith(f'IMPALA on {_TWO_LEVELS}\n')
+  assert f'budget       {_FRAMES:,} environment frames\n' in done.out
+  assert re.search(
+    r'^ *2.00k / 2.00k frames \(100.0%\) \| [\d,]+ frames/s \| 0s left \| '
+    r'return \(last 100\) \d\.\d \| queue \d/4: ',
+    done.out,
+    re.M,
+  )
+  assert done.out.splitlines()[-1].startswith('Saved.')
+  # To the frame: 4 unrolls of 5 steps at a time.
+  assert _checkpoint_frames(logdir) == _FRAMES
+
+
+def test_a_run_leaves_its_settings(run):
+  logdir, _ = run
+  config = json.loads((logdir / 'config.json').read_text())
+  settings = config['settings']
+  assert settings['level_name'] == _TWO_LEVELS
+  assert settings['batch_size'] == 4
+  assert settings['repeat_action_probability'] == 0.0
+  assert 'tensorflow' in config['versions']
+
+
+def test_a_run_leaves_its_curves(run):
+  logdir, _ = run
+  rows = _read_metrics(logdir)
+  assert rows[-1]['num_environment_frames'] == _FRAMES
+  frames = [row['num_environment_frames'] for row in rows]
+  assert frames == sorted(set(frames))
+  assert all(f % 20 == 0 for f in frames)
+  merged = {tag: value for row in rows for tag, value in row.items()}
+  for length in (3, 7):
+    level = COUNT.format(length)
+    assert merged[f'{level}/episode_return'] == length
+    assert merged[f'{level}/episode_frames'] == length
+    # Whatever an unroll cuts, none is lost or counted twice.
+    episodes = sum(row.get(f'{level}/episodes', 0) for row in rows)
+    assert abs(episodes - _FRAMES / 2 / length) <= _FRAMES * 0.05
+  steps = sum(
+    row.get(f'{COUNT.format(n)}/episodes', 0) * n
+    for row in rows
+    for n in (3, 7)
+  )
+  assert _FRAMES - 10 <= steps <= _FRAMES
+  for tag in (
+    'losses/total',
+    'losses/policy_gradient',
+    'losses/baseline',
+    'losses/entropy',
+    'entropy',
+    'frames_per_second',
+    'gradient_norm',
+    'policy_lag',
+    'queue_size',
+    'train_secs',
+  ):
+    assert merged[tag] is not None, tag
+  assert merged['learning_rate'] == pytest.approx(_RATE * 20 / _FRAMES)
+  assert len(list(logdir.glob('events.out.tfevents.*'))) == 1
+
+
+def test_the_same_command_goes_on_even_if_the_folder_has_moved(run, tmp_path):
+  logdir, first = run
+  moved = tmp_path / 'moved'
+  shutil.copytree(logdir, tmp_path / 'away')
+  shutil.move(tmp_path / 'away', moved)
+  before = _read_metrics(moved)
+  with Program(
+    tmp_path / 'program',
+    level_name=_TWO_LEVELS,
+    logdir=moved,
+    total_environment_frames=2 * _FRAMES,
+  ) as resumed:
+    assert resumed.finish() == 0, resumed.err
+  assert resumed.error_lines() == []
+  assert f'continuing from {_FRAMES:,}' in resumed.out
+  assert _seeds(resumed.out) == _seeds(first.out)
+  rows = _read_metrics(moved)
+  assert rows[: len(before)] == before
+  new = rows[len(before) :]
+  assert new[0]['num_environment_frames'] > _FRAMES
+  assert new[-1]['num_environment_frames'] == 2 * _FRAMES
+  for row in new:  # Decays over the new total.
+    left = 1 - (row['num_environment_frames'] - 20) / (2 * _FRAMES)
+    assert row['learning_rate'] == pytest.approx(_RATE * left)
+  assert _checkpoint_frames(moved) == 2 * _FRAMES
+  assert _checkpoint_frames(logdir) == _FRAMES
+
+
+def test_what_a_user_can_mend_ends_in_one_line(run, tmp_path):
+  logdir, _ = run
+  (tmp_path / 'file').write_text('')
+  before = sorted(logdir.rglob('*'))
+  cases = {
+    'changed': (
+      {'logdir': logdir, 'level_name': COUNT.format(7), 'use_lstm': True},
+      ['level_name was', 'use_lstm was', '--allow_changed_settings'],
+    ),
+    'misspelt': (
+      {'logdir': tmp_path / 'a', 'level_name': 'gym:CartPoel-v1'},
+      ['CartPoel', 'Did you mean', 'CartPole'],
+    ),
+    'unwritable': (
+      {'logdir': tmp_path / 'file', 'level_name': COUNT.format(7)},
+      ['cannot write to --logdir='],
+    ),
+    'untrained': (
+      {'logdir': tmp_path / 'none', 'mode': 'test'},
+      ['no run in', 'none'],
+    ),
+  }
+  programs = {
+    name: Program(tmp_path / name, **settings)
+    for name, (settings, _) in cases.items()
+  }
+  for name, refused in programs.items():
+    with refused:
+      assert refused.finish() == 1, name
+    lines = refused.error_lines()
+    assert len(lines) == 1, refused.err
+    assert lines[0].startswith('Error: ')
+    for part in cases[name][1]:
+      assert part in lines[0]
+  assert sorted(logdir.rglob('*')) == before
+  assert not (tmp_path / 'none').exists()
+
+
+def test_a_folder_without_checkpoint_is_not_played(run, tmp_path):
+  logdir, _ = run
+  shutil.copy(logdir / 'config.json', tmp_path)
+  with Program(tmp_path / 'program', mode='test', logdir=tmp_path) as refused:
+    assert refused.finish() == 1
+  assert refused.error_lines() == [f'Error: no checkpoint in {tmp_path}']
+  assert not (tmp_path / 'test.json').exists()
+
+
+def test_plays_what_was_trained(run, tmp_path):
+  logdir, _ = run
+  logdir = shutil.copytree(logdir, tmp_path / 'run')
+  with Program(
+    tmp_path / 'program', mode='test', logdir=logdir, test_num_episodes=3
+  ) as played:
+    assert played.finish() == 0, played.err
+  assert played.error_lines() == []
+  assert f'Playing {logdir}/checkpoints/frames-{_FRAMES}' in played.out
+  scores = json.loads((logdir / 'test.json').read_text())
+  assert scores['settings']['num_environment_frames'] == _FRAMES
+  for length in (3, 7):
+    level = scores['levels'][COUNT.format(length)]
+    assert level['returns'] == [length] * 3
+    assert level['frames'] == [length] * 3
+
+
+def test_failures_end_the_run_and_name_their_place(tmp_path):
+  settings = {
+    # One environment, and a queue smaller than the batch.
+    'raise': {
+      'level_name': COUNT.format('Raise'),
+      'envs_per_actor': 1,
+      'queue_capacity': 1,
+    },
+    'nan': {'level_name': COUNT.format('Nan')},
+    'huge': {
+      'level_name': 'gym:tests.huge_env:CountHuge-v0',
+      'reward_clipping': 'none',
+      'save_checkpoint_secs': 0,
+    },
+  }
+  programs = {
+    name: Program(tmp_path / name, logdir=tmp_path / name / 'run', **more)
+    for name, more in settings.items()
+  }
+  lines = {}
+  for name, failed in programs.items():
+    with failed:
+      assert failed.finish() == 1, name
+    lines[name] = failed.error_lines()
+    assert lines[name][0].startswith('Error: '), failed.err
+    assert 'Saved.' not in failed.out
+
+  text = '\n'.join(lines['raise'])
+  assert lines['raise'][0] == (
+    f'Error: {COUNT.format("Raise")}: environment 0 failed at step 50'
+  )
+  assert text.endswith('OSError: The level is broken.')
+  # The environment's traceback, not the program's.
+  assert text.count('Traceback') == 1
+  assert _checkpoint_frames(tmp_path / 'raise' / 'run') in (20, 40)
+
+  text = ' '.join(lines['nan'])
+  assert f'{COUNT.format("Nan")}: environment ' in text
+  assert 'failed at step 7' in text
+  assert 'nan' in text
+  assert 'Traceback' not in text
+
+  assert len(lines['huge']) == 1
+  assert 'is not finite' in lines['huge'][0]
+  assert 'the last checkpoint is kept' in lines['huge'][0]
+  saved = _checkpoint_frames(tmp_path / 'huge' / 'run')
+  assert 400 <= saved <= 700
+  assert f' {saved:,} environment frames' in lines['huge'][0]
+  path = tf.train.latest_checkpoint(tmp_path / 'huge' / 'run' / 'checkpoints')
+  for name, _ in tf.train.list_variables(path):
+    assert tf.reduce_all(
+      tf.math.is_finite(tf.cast(tf.train.load_variable(path, name), tf.float32))
+    ), name
+
+
+def test_signals_end_the_run_in_good_order(run, tmp_path):
+  common = {'total_environment_frames': 10**9}
+  interrupted = Program(
+    tmp_path / 'int',
+    logdir=tmp_path / 'int' / 'run',
+    level_name=COUNT.format(100),
+    seed=2,
+    **common,
+  )
+  # Its environments are all in a reset of 10 s.
+  terminated = Program(
+    tmp_path / 'term',
+    logdir=tmp_path / 'term' / 'run',
+    level_name=COUNT.format('SlowReset'),
+    **common,
+  )
+  with interrupted, terminated:
+    interrupted.wait_for_training()
+    # The program, the supervisor and two environments.
+    processes = interrupted.processes()
+    assert len(processes) == 4
+    for process_id in processes:
+      maps = pathlib.Path(f'/proc/{process_id}/maps').read_text()
+      assert '/dev/shm' not in maps  # Nothing to be left there.
+    terminated.wait_until(lambda: terminated.handles(signal.SIGTERM))
+    start = time.monotonic()
+    # The terminal sends it to all.
+    os.killpg(interrupted.process.pid, signal.SIGINT)
+    terminated.process.send_signal(signal.SIGTERM)
+    for stopped in (interrupted, terminated):
+      assert stopped.finish(timeout_secs=10.0) == 0, stopped.err
+      assert time.monotonic() - start < 10
+      assert stopped.error_lines() == []
+      assert 'Stopping' in stopped.out
+      assert stopped.out.splitlines()[-1].startswith('Saved.')
+  frames = _checkpoint_frames(tmp_path / 'int' / 'run')
+  assert frames > 0
+  last = _read_metrics(tmp_path / 'int' / 'run')[-1]
+  assert frames - 20 <= last['num_environment_frames'] <= frames
+  assert _checkpoint_frames(tmp_path / 'term' / 'run') == 0
+
+  _, other = run
+  assert _seeds(interrupted.out) != _seeds(other.out)
+  assert len(set(_seeds(interrupted.out).split(', '))) == 2
+
+
+@pytest.mark.parametrize(
+  'flag',
+  [
+    '--batch_size=0',
+    '--batch_size=2.5',
+    '--decay=1.5',
+    '--discounting=2',
+    '--discounting=-0.1',
+    '--entropy_cost=nan',
+    '--envs_per_actor=0',
+    '--epsilon=-1',
+    '--learning_rate=-1',
+    '--learning_rate=inf',
+    '--learning_rate=nan',
+    '--max_gradient_norm=-1',
+    '--num_actors=0',
+    '--queue_capacity=0',
+    '--repeat_action_probability=1.1',
+    '--reward_clipping=abs_two',
+    '--seed=-1',
+    '--test_num_episodes=0',
+    '--total_environment_frames=0',
+    '--unroll_length=0',
+  ],
+)
+def test_bad_values_are_refused_by_name(flag):
+  name = flag[2:].partition('=')[0]
+  with (
+    flagsaver.flagsaver(),
+    pytest.raises(flags.IllegalFlagValueError, match=name),
+  ):
+    experiment.FLAGS(['experiment.py', flag])
+
+
+def test_a_misspelt_flag_is_refused_with_what_is_near():
+  with flagsaver.flagsaver(), pytest.raises(flags.UnrecognizedFlagError) as e:
+    experiment.FLAGS(['experiment.py', '--batchsize=3'])
+  assert 'batch_size' in str(e.value)

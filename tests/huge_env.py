@@ -1,0 +1,11 @@
+"""A toy environment whose losses overflow; see `count_env`."""
+
+import gymnasium
+
+from tests import count_env
+
+gymnasium.register(
+  'CountHuge-v0',
+  count_env.CountEnv,
+  kwargs={'length': 400, 'reward': [1.0] * 300 + [1e30] * 100},
+)
