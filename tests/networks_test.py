@@ -1,0 +1,342 @@
+"""Tests of networks.py, eagerly."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import environments
+import networks
+
+_IMAGE = environments.EnvironmentSpec(
+  (84, 84), np.dtype(np.uint8), num_actions=6, frames_per_step=4, stack=4,
+  action_meanings=None,
+)  # fmt: skip
+_SMALL_IMAGE = environments.EnvironmentSpec(
+  (36, 36), np.dtype(np.uint8), num_actions=3, frames_per_step=4, stack=4,
+  action_meanings=None,
+)  # fmt: skip
+_COLOURS = environments.EnvironmentSpec(
+  (36, 40, 3), np.dtype(np.uint8), num_actions=3, frames_per_step=1, stack=1,
+  action_meanings=None,
+)  # fmt: skip
+_VECTOR = environments.EnvironmentSpec(
+  (5,), np.dtype(np.float32), num_actions=4, frames_per_step=1, stack=1,
+  action_meanings=None,
+)  # fmt: skip
+_AGENTS = pytest.mark.parametrize(
+  ('spec', 'torso', 'use_lstm'),
+  [
+    (spec, torso, use_lstm)
+    for use_lstm in (False, True)
+    for spec, torso in (
+      (_SMALL_IMAGE, 'shallow'),
+      (_SMALL_IMAGE, 'deep'),
+      (_COLOURS, 'shallow'),
+      (_VECTOR, 'vector'),
+    )
+  ],
+)
+
+
+def _inputs(spec, T, B, seed=0, done=0.0):
+  """Returns last actions and env outputs, [T, B, ...], at random."""
+  generator = np.random.default_rng(seed)
+  shape = (T, B, *spec.observation_shape)
+  if spec.observation_dtype == np.uint8:
+    observation = generator.integers(0, 256, shape).astype(np.uint8)
+  else:
+    observation = generator.normal(size=shape).astype(np.float32)
+  return (
+    tf.constant(generator.integers(0, spec.num_actions, [T, B]), tf.int32),
+    environments.StepOutput(
+      reward=tf.constant(generator.normal(size=[T, B]), tf.float32),
+      info=(),
+      done=tf.constant(generator.random([T, B]) < done),
+      observation=tf.constant(observation),
+    ),
+  )
+
+
+def _slice(nest, *index):
+  return tf.nest.map_structure(lambda t: t[index], nest)
+
+
+def _assert_close(actual, expected, tolerance=1e-5):
+  tf.nest.map_structure(
+    lambda a, b: np.testing.assert_allclose(a, b, tolerance, tolerance),
+    actual,
+    expected,
+  )
+
+
+def _unroll_in_parts(agent, inputs, state, length):
+  """Unrolls `length` steps at a time, handing on the state."""
+  parts = []
+  for start in range(0, len(inputs[0]), length):
+    part = _slice(inputs, slice(start, start + length))
+    *outputs, state = agent.unroll(*part, state)
+    parts.append(outputs)
+  return (*(tf.concat(p, axis=0) for p in zip(*parts, strict=True)), state)
+
+
+def _num_weights(agent):
+  return sum(w.shape.num_elements() for w in agent.trainable_variables)
+
+
+def _stack_reference(frames, done, history):
+  """Looks each stacked frame up, one by one."""
+  T, B = done.shape
+  earlier = history.shape[1]
+  stacked = np.zeros([*frames.shape, earlier + 1], np.float32)
+  after = np.zeros_like(history)
+  for b in range(B):
+    sequence = [*history[b], *frames[:, b]]
+    start = 0
+    for t in range(T):
+      if done[t, b]:
+        start = earlier + t
+      for s in range(earlier + 1):
+        if t + s >= start:
+          stacked[t, b, ..., s] = sequence[t + s] / np.float32(255)
+    for s in range(earlier):
+      if T + s >= start:
+        after[b, s] = sequence[T + s]
+  return stacked, after
+
+
+class TestStackFrames:
+  @pytest.mark.parametrize('done', [0.0, 0.2, 0.6, 1.0])
+  @pytest.mark.parametrize(
+    ('T', 'B', 'stack'), [(1, 3, 4), (2, 1, 4), (7, 3, 4), (12, 2, 2)]
+  )
+  def test_equals_a_literal_loop(self, T, B, stack, done):
+    for seed in range(5):
+      generator = np.random.default_rng(seed)
+      frames = generator.integers(1, 256, [T, B, 3, 5]).astype(np.uint8)
+      history = generator.integers(0, 256, [B, stack - 1, 3, 5])
+      history = history.astype(np.uint8)
+      flags = generator.random([T, B]) < done
+      actual = networks.stack_frames(
+        tf.constant(frames), tf.constant(flags), tf.constant(history)
+      )
+      _assert_close(actual, _stack_reference(frames, flags, history), 1e-7)
+      assert actual[0].dtype == tf.float32 and actual[1].dtype == tf.uint8
+
+  def test_one_step_at_a_time_equals_all_at_once(self):
+    T, B = 15, 4
+    generator = np.random.default_rng(0)
+    frames = tf.constant(
+      generator.integers(1, 256, [T, B, 2, 2]).astype(np.uint8)
+    )
+    done = tf.constant(generator.random([T, B]) < 0.2)
+    history = first = tf.zeros([B, 3, 2, 2], tf.uint8)
+    steps = []
+    for t in range(T):
+      stacked, history = networks.stack_frames(
+        frames[t : t + 1], done[t : t + 1], history
+      )
+      steps.append(stacked[0])
+    expected = networks.stack_frames(frames, done, first)
+    _assert_close((tf.stack(steps), history), expected, 0)
+
+  def test_batch_may_be_unknown(self):
+    generator = np.random.default_rng(0)
+    frames = generator.integers(1, 256, [3, 5, 2, 4]).astype(np.uint8)
+    done = generator.random([3, 5]) < 0.3
+    history = generator.integers(1, 256, [5, 3, 2, 4]).astype(np.uint8)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      feeds = [
+        tf.compat.v1.placeholder(tf.uint8, [3, None, 2, 4]),
+        tf.compat.v1.placeholder(tf.bool, [3, None]),
+        tf.compat.v1.placeholder(tf.uint8, [None, 3, 2, 4]),
+      ]
+      outputs = networks.stack_frames(*feeds)
+      assert outputs[0].shape.as_list() == [3, None, 2, 4, 4]
+      actual = session.run(
+        outputs, dict(zip(feeds, (frames, done, history), strict=True))
+      )
+    _assert_close(actual, _stack_reference(frames, done, history), 1e-7)
+
+
+class TestUnroll:
+  @_AGENTS
+  def test_shapes(self, spec, torso, use_lstm):
+    agent = networks.Agent(spec, torso, use_lstm)
+    state = agent.initial_state(2)
+    logits, baseline, after = agent.unroll(*_inputs(spec, 3, 2), state)
+    assert logits.shape == [3, 2, spec.num_actions]
+    assert baseline.shape == [3, 2]
+    tf.nest.assert_same_structure(after, state)
+    for a, b in zip(
+      tf.nest.flatten(after), tf.nest.flatten(state), strict=True
+    ):
+      assert a.shape == b.shape and a.dtype == b.dtype
+    assert bool(after.core) == use_lstm
+
+  @_AGENTS
+  def test_two_unrolls_equal_one(self, spec, torso, use_lstm):
+    agent = networks.Agent(spec, torso, use_lstm)
+    inputs = _inputs(spec, 10, 2, done=0.15)
+    state = agent.initial_state(2)
+    expected = agent.unroll(*inputs, state)
+    for length in (5, 1):
+      _assert_close(_unroll_in_parts(agent, inputs, state, length), expected)
+
+  @_AGENTS
+  def test_two_episodes_glued_equal_two_apart(self, spec, torso, use_lstm):
+    agent = networks.Agent(spec, torso, use_lstm)
+    last_actions, outputs = _inputs(spec, 10, 2)
+    # Column 1 runs on, so that a reset of one column alone is seen too.
+    done = np.zeros([10, 2], bool)
+    done[5, 0] = True
+    inputs = last_actions, outputs._replace(done=tf.constant(done))
+    glued = agent.unroll(*inputs, agent.initial_state(2))
+    for steps in (slice(0, 5), slice(5, 10)):
+      part = _slice(inputs, steps, slice(0, 1))
+      # Whatever is done at step 0, before it there is nothing.
+      apart = agent.unroll(*part, agent.initial_state(1))
+      _assert_close(apart[:2], _slice(glued[:2], steps, slice(0, 1)))
+    _assert_close(apart[2], _slice(glued[2], slice(0, 1)))
+    alone = agent.unroll(
+      *_slice(inputs, slice(None), slice(1, 2)), agent.initial_state(1)
+    )
+    _assert_close(alone[:2], _slice(glued[:2], slice(None), slice(1, 2)))
+
+  @_AGENTS
+  def test_state_matters_within_an_episode(self, spec, torso, use_lstm):
+    agent = networks.Agent(spec, torso, use_lstm)
+    before = agent.unroll(*_inputs(spec, 6, 1, 1), agent.initial_state(1))[2]
+    inputs = _inputs(spec, 4, 1)
+    carried, fresh = (
+      agent.unroll(*inputs, state)[0]
+      for state in (before, agent.initial_state(1))
+    )
+    has_memory = use_lstm or spec.stack > 1
+    assert np.allclose(carried[0], fresh[0]) != has_memory
+    # Frames are forgotten after three steps, an LSTM's state is not.
+    assert np.allclose(carried[3], fresh[3], 1e-6, 1e-6) != use_lstm
+
+  def test_reset_needs_no_zero_state(self):
+    agent = networks.Agent(_VECTOR, 'vector', use_lstm=True)
+    last_actions, outputs = _inputs(_VECTOR, 3, 2)
+    done = tf.constant([[True, False], [False] * 2, [False] * 2])
+    inputs = last_actions, outputs._replace(done=done)
+    ones = tf.nest.map_structure(np.ones_like, agent.initial_state(2))
+    zeros = agent.initial_state(2)
+    from_ones = agent.unroll(*inputs, ones)[0]
+    from_zeros = agent.unroll(*inputs, zeros)[0]
+    _assert_close(from_ones[:, 0], from_zeros[:, 0])
+    assert not np.allclose(from_ones[:, 1], from_zeros[:, 1])
+
+  def test_step_is_an_unroll_of_one(self):
+    agent = networks.Agent(_VECTOR, 'vector', use_lstm=True)
+    inputs = _inputs(_VECTOR, 1, 3)
+    logits, baseline, state = agent.unroll(*inputs, agent.initial_state(3))
+    output, next_state = agent.step(*_slice(inputs, 0), agent.initial_state(3))
+    _assert_close(output[1:], (logits[0], baseline[0]), 1e-6)
+    _assert_close(next_state, state, 1e-6)
+    assert output.action.dtype == tf.int32 and output.action.shape == [3]
+
+  def test_actions_are_drawn_from_the_policy(self):
+    agent = networks.Agent(_VECTOR, 'vector', use_lstm=False)
+    inputs = _slice(_inputs(_VECTOR, 1, 1), 0)
+    inputs = tf.nest.map_structure(lambda t: tf.repeat(t, 20_000, 0), inputs)
+    tf.random.set_seed(1)
+    output, _ = agent.step(*inputs, agent.initial_state(20_000))
+    shares = np.bincount(output.action, minlength=4) / 20_000
+    policy = tf.nn.softmax(output.policy_logits[0])
+    np.testing.assert_allclose(shares, policy, atol=0.015)
+
+  @pytest.mark.parametrize('use_lstm', [False, True])
+  def test_last_action_and_reward_enter(self, use_lstm):
+    agent = networks.Agent(_VECTOR, 'vector', use_lstm)
+    state = agent.initial_state(1)
+    last_actions, outputs = _inputs(_VECTOR, 1, 1)
+
+    def logits(action=0, reward=0.0):
+      changed = outputs._replace(reward=tf.constant([[reward]]))
+      return agent.unroll(tf.constant([[action]]), changed, state)[0]
+
+    assert not np.allclose(logits(action=0), logits(action=1))
+    assert not np.allclose(logits(reward=0.5), logits(reward=0.9))
+    for reward in (7.0, -7.0):  # Clipped to [-1, 1].
+      sign = np.sign(reward)
+      _assert_close(logits(reward=reward), logits(reward=float(sign)), 0)
+    assert not np.allclose(logits(reward=7.0), logits(reward=-7.0))
+
+
+class TestPixels:
+  @pytest.mark.parametrize('spec', [_SMALL_IMAGE, _COLOURS])
+  def test_enter_as_0_to_1(self, spec):
+    agent = networks.Agent(spec, 'shallow', use_lstm=False)
+    seen = []
+    torso = agent._torso
+    agent._torso = lambda frames: seen.append(frames) or torso(frames)
+    last_actions, outputs = _inputs(spec, 4, 1)
+    for value in (0, 51, 255):
+      observation = tf.fill(outputs.observation.shape, np.uint8(value))
+      agent.unroll(
+        last_actions,
+        outputs._replace(observation=observation),
+        agent.initial_state(1),
+      )
+      last = seen[-1][-1]  # By the fourth step no frame is blank.
+      channels = 4 if spec.stack == 4 else 3
+      assert last.shape == [*spec.observation_shape[:2], channels]
+      assert last.dtype == tf.float32
+      np.testing.assert_allclose(last, value / 255)
+
+
+class TestTorsos:
+  def test_sizes_are_the_papers(self):
+    def size(torso, spec):
+      agent = networks.Agent(spec, torso, use_lstm=True)
+      agent.unroll(*_inputs(spec, 1, 1), agent.initial_state(1))
+      return _num_weights(agent)
+
+    # Figure 3 is of DeepMind Lab: 72 x 96 in colour, 9 actions. It counts the
+    # LSTM that reads the instruction too: 0.04 million.
+    lab = environments.EnvironmentSpec(
+      (72, 96, 3), np.dtype(np.uint8), num_actions=9, frames_per_step=4,
+      stack=1, action_meanings=None,
+    )  # fmt: skip
+    assert size('shallow', lab) / 1e6 == pytest.approx(1.2, abs=0.1)
+    assert size('deep', lab) / 1e6 == pytest.approx(1.6, abs=0.1)
+    assert size('shallow', _IMAGE) / 1e6 == pytest.approx(1.2, abs=0.1)
+    assert size('deep', _IMAGE) / 1e6 == pytest.approx(1.6, abs=0.1)
+
+  def test_shallow_has_two_convolutions_and_deep_fifteen(self):
+    for torso, count in (('shallow', 2), ('deep', 15)):
+      agent = networks.Agent(_SMALL_IMAGE, torso, use_lstm=False)
+      agent.unroll(*_inputs(_SMALL_IMAGE, 1, 1), agent.initial_state(1))
+      ranks = [w.shape.rank for w in agent.trainable_variables]
+      assert ranks.count(4) == count
+
+  @pytest.mark.parametrize(
+    ('torso', 'spec', 'message'),
+    [
+      ('vector', _IMAGE, '\'vector\' does not fit.*images.*use "shallow"'),
+      ('deep', _VECTOR, '\'deep\' does not fit.*vectors.*use "vector"'),
+      ('shallow', _VECTOR, 'does not fit'),
+      ('resnet', _IMAGE, "'resnet' is not one of shallow, deep, vector"),
+    ],
+  )
+  def test_refuses_what_does_not_fit(self, torso, spec, message):
+    with pytest.raises(ValueError, match=message):
+      networks.Agent(spec, torso, use_lstm=False)
+
+
+class TestInitialState:
+  def test_is_zero_and_nothing_is_shared(self):
+    agent = networks.Agent(_SMALL_IMAGE, 'shallow', use_lstm=True)
+    state = agent.initial_state(3)
+    hidden, cell = state.core
+    assert hidden.shape == cell.shape == (3, 256)
+    assert state.frames.shape == (3, 3, 36, 36)
+    assert state.frames.dtype == np.uint8
+    hidden += 1
+    assert not cell.any() and not state.frames.any()
+
+  def test_is_empty_without_memory(self):
+    agent = networks.Agent(_VECTOR, 'vector', use_lstm=False)
+    assert agent.initial_state(3) == ((), ())
