@@ -9,7 +9,7 @@ can be moved.
 from collections.abc import Mapping, Sequence
 import json
 import pathlib
-import shutil
+import re
 import sys
 import tempfile
 from typing import Any
@@ -74,8 +74,9 @@ class Checkpoints:
         with session.graph.as_default():
           self._saver.restore(session, path)
       except (tf.errors.OpError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        print(f'Warning: cannot restore {path}: {reason}', file=sys.stderr)
+        print(
+          f'Warning: cannot restore {path}: {_reason(error)}', file=sys.stderr
+        )
       else:
         self._saver.recover_last_checkpoints(paths)
         self._last_whole = path
@@ -112,17 +113,16 @@ class Checkpoints:
       with session.graph.as_default():
         self._saver.save(session, str(prefix), write_meta_graph=False)
     except (OSError, tf.errors.OpError) as error:
-      reason = str(error).splitlines()[0]
       print(
-        f'Warning: cannot save {prefix} ({reason}). The checkpoint before it is'
-        ' kept; trying again later.',
+        f'Warning: cannot save {prefix} ({_reason(error)}). The checkpoint'
+        ' before it is kept; trying again later.',
         file=sys.stderr,
       )
       return False
     finally:
       # Of this one or of another that was cut; it may be what fills the disk.
-      for leftover in self._directory.glob('*_temp'):
-        shutil.rmtree(leftover, ignore_errors=True)
+      for leftover in self._directory.glob('*.tempstate*'):
+        leftover.unlink(missing_ok=True)
     self._last_whole = str(prefix)
     return True
 
@@ -201,3 +201,9 @@ def _find_checkpoints(directory: pathlib.Path) -> list[str]:
     return []
   paths = [path.with_suffix('') for path in directory.glob('frames-*.index')]
   return [str(p) for p in sorted(paths, key=lambda p: int(p.name[7:]))]
+
+
+def _reason(error: Exception) -> str:
+  """Returns the line that says why, out of a message of many."""
+  lines = re.search(r'^Node: .*\n(.+)', str(error), re.MULTILINE)
+  return lines[1] if lines else str(error).partition('\n')[0]

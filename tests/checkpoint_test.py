@@ -157,13 +157,14 @@ def test_the_list_of_checkpoints_may_be_damaged(tmp_path, content):
 
 def test_what_a_cut_save_leaves_is_no_checkpoint_and_goes_away(tmp_path):
   folder = _folder(tmp_path)
-  (folder / 'frames-5_temp').mkdir(parents=True)
-  (folder / 'frames-5_temp' / 'part').write_bytes(b'half')
+  folder.mkdir()
+  leftover = folder / 'frames-5.data-00000-of-00001.tempstate36438153'
+  leftover.write_bytes(b'half')
   (folder / 'frames-4.index').write_bytes(b'half')
   run = Run(tmp_path)
   assert run.restore()[0] is None
   assert run.save(4)
-  assert not (folder / 'frames-5_temp').exists()
+  assert not leftover.exists()
   assert Run(tmp_path).restore()[1] == 4
 
 
@@ -183,9 +184,11 @@ def test_a_save_that_fails_warns_and_leaves_the_former(tmp_path, capfd):
     assert not run.save(1.5, frames=3)
   finally:
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-  warnings = capfd.readouterr().err.splitlines()
-  assert sum('Warning: cannot save' in line for line in warnings) == 2
-  assert not list(_folder(tmp_path).glob('*_temp'))
+  lines = capfd.readouterr().err.splitlines()
+  warnings = [line for line in lines if 'Warning: cannot save' in line]
+  assert len(warnings) == 2
+  assert all('File too large' in warning for warning in warnings)
+  assert not list(_folder(tmp_path).glob('*.tempstate*'))
   assert Run(tmp_path).restore()[1] == 1
   assert run.save(4)
   assert Run(tmp_path).restore()[1] == 4
