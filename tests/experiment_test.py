@@ -169,7 +169,13 @@ def test_what_a_user_can_mend_ends_in_one_line(run, tmp_path):
       {'logdir': tmp_path / 'none', 'mode': 'test'},
       ['no run in', 'none'],
     ),
+    'unsaved': (
+      {'logdir': tmp_path / 'unsaved' / 'run', 'mode': 'test'},
+      ['no checkpoint in'],
+    ),
   }
+  (tmp_path / 'unsaved' / 'run').mkdir(parents=True)
+  shutil.copy(logdir / 'config.json', tmp_path / 'unsaved' / 'run')
   programs = {
     name: Program(tmp_path / name, **settings)
     for name, (settings, _) in cases.items()
@@ -184,15 +190,7 @@ def test_what_a_user_can_mend_ends_in_one_line(run, tmp_path):
       assert part in lines[0]
   assert sorted(logdir.rglob('*')) == before
   assert not (tmp_path / 'none').exists()
-
-
-def test_a_folder_without_checkpoint_is_not_played(run, tmp_path):
-  logdir, _ = run
-  shutil.copy(logdir / 'config.json', tmp_path)
-  with Program(tmp_path / 'program', mode='test', logdir=tmp_path) as refused:
-    assert refused.finish() == 1
-  assert refused.error_lines() == [f'Error: no checkpoint in {tmp_path}']
-  assert not (tmp_path / 'test.json').exists()
+  assert not (tmp_path / 'unsaved' / 'run' / 'test.json').exists()
 
 
 def test_plays_what_was_trained(run, tmp_path):
