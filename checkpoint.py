@@ -120,11 +120,16 @@ class Checkpoints:
       )
       return False
     finally:
-      # Of this one or of another that was cut; it may be what fills the disk.
-      for leftover in self._directory.glob('*.tempstate*'):
-        leftover.unlink(missing_ok=True)
+      self._remove_leftovers()
     self._last_whole = str(prefix)
     return True
+
+  def _remove_leftovers(self):
+    # Of a save that has failed or was cut; they may be what fills the disk.
+    names = {pathlib.Path(path).name for path in self._saver.last_checkpoints}
+    for path in self._directory.glob('frames-*'):
+      if path.name.partition('.')[0] not in names:
+        path.unlink(missing_ok=True)
 
 
 def check_folder(logdir: str) -> None:
@@ -188,17 +193,14 @@ def check_settings(
 
 
 def _find_checkpoints(directory: pathlib.Path) -> list[str]:
-  """Returns the checkpoints that have been named, oldest first."""
+  """Returns the checkpoints of a run, oldest first."""
   try:
     state = tf.train.get_checkpoint_state(directory)
   except ValueError:
     state = None
   if state and state.all_model_checkpoint_paths:
     return list(state.all_model_checkpoint_paths)
-  # Without that file none has been saved to its end. A file that says nothing
-  # is a damaged one.
-  if not (directory / 'checkpoint').exists():
-    return []
+  # The list is damaged, or the very first save was cut just before it.
   paths = [path.with_suffix('') for path in directory.glob('frames-*.index')]
   return [str(p) for p in sorted(paths, key=lambda p: int(p.name[7:]))]
 

@@ -146,26 +146,34 @@ def test_refuses_to_start_anew_where_all_are_damaged(tmp_path):
     Run(tmp_path).restore()
 
 
-@pytest.mark.parametrize('content', ['', 'model_check\0'])
+@pytest.mark.parametrize('content', [None, '', 'model_check\0'])
 def test_the_list_of_checkpoints_may_be_damaged(tmp_path, content):
   run = Run(tmp_path)
   for value in (9, 10):
     run.save(value)
-  (_folder(tmp_path) / 'checkpoint').write_text(content)
-  assert Run(tmp_path).restore()[1] == 10
+  path = _folder(tmp_path) / 'checkpoint'
+  path.unlink() if content is None else path.write_text(content)
+  run = Run(tmp_path)
+  assert run.restore()[1] == 10
+  run.save(11)
+  names = {path.stem for path in _folder(tmp_path).glob('*.index')}
+  assert names == {'frames-9', 'frames-10', 'frames-11'}
 
 
 def test_what_a_cut_save_leaves_is_no_checkpoint_and_goes_away(tmp_path):
   folder = _folder(tmp_path)
   folder.mkdir()
-  leftover = folder / 'frames-5.data-00000-of-00001.tempstate36438153'
-  leftover.write_bytes(b'half')
-  (folder / 'frames-4.index').write_bytes(b'half')
+  leftovers = [
+    folder / 'frames-5.data-00000-of-00001.tempstate36438153',
+    folder / 'frames-4.data-00000-of-00001',
+  ]
+  for path in leftovers:
+    path.write_bytes(b'half')
   run = Run(tmp_path)
   assert run.restore()[0] is None
-  assert run.save(4)
-  assert not leftover.exists()
-  assert Run(tmp_path).restore()[1] == 4
+  assert run.save(6)
+  assert not any(path.exists() for path in leftovers)
+  assert Run(tmp_path).restore()[1] == 6
 
 
 def test_refuses_the_checkpoint_of_another_agent(tmp_path):
