@@ -1,0 +1,590 @@
+"""Tests of learner.py: hand numbers, and whole updates in plain NumPy."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import actor
+import environments
+import learner
+import networks
+
+tf1 = tf.compat.v1
+
+_SPEC = environments.EnvironmentSpec(
+  (5,), np.dtype(np.float32), num_actions=4, frames_per_step=3, stack=1,
+  action_meanings=None,
+)  # fmt: skip
+_HYPERPARAMETERS = learner.Hyperparameters(
+  batch_size=2,
+  unroll_length=6,
+  discounting=0.9,
+  baseline_cost=0.5,
+  entropy_cost=0.01,
+  reward_clipping='abs_one',
+  learning_rate=6e-4,
+  decay=0.99,
+  momentum=0.0,
+  epsilon=0.01,
+  max_gradient_norm=40.0,
+  total_environment_frames=200_000_000,
+)
+
+
+class StubAgent(tf.Module):
+  """Says what it is told, whatever it sees."""
+
+  def __init__(self, logits, baseline, weights=()):
+    """Takes logits [T + 1, B, A] and baseline [T + 1, B]."""
+    super().__init__()
+    self._outputs = tf.cast(logits, tf.float32), tf.cast(baseline, tf.float32)
+    self._weights = weights
+
+  def initial_state(self, batch_size):
+    return networks.AgentState((), ())
+
+  def unroll(self, last_actions, env_outputs, state):
+    return *self._outputs, state
+
+
+def _hyperparameters(**changes):
+  return dataclasses.replace(_HYPERPARAMETERS, **changes)
+
+
+def _batch(rewards, done, logits, actions):
+  """Returns a batch, time-major; rewards and done are [T, B]: what follows."""
+  rewards, done, actions = (
+    np.concatenate([first, np.asarray(array)])
+    for first, array in (
+      # All of index 0 belongs to the unroll before and must not matter.
+      (np.full([1, np.shape(rewards)[1]], 99.0), rewards),
+      (np.ones([1, np.shape(rewards)[1]], bool), done),
+      (np.ones([1, np.shape(rewards)[1]], int), actions),
+    )
+  )
+  logits = np.concatenate([np.full_like(logits[:1], 7.0), logits])
+  return actor.ActorOutput(
+    level_index=None,
+    policy_update=None,
+    agent_state=networks.AgentState((), ()),
+    env_outputs=environments.StepOutput(
+      reward=tf.constant(rewards, tf.float32),
+      info=None,
+      done=tf.constant(done),
+      observation=None,
+    ),
+    agent_outputs=networks.AgentOutput(
+      action=tf.constant(actions, tf.int32),
+      policy_logits=tf.constant(logits, tf.float32),
+      baseline=tf.zeros(np.shape(rewards)),
+    ),
+  )
+
+
+class TestLosses:
+  def test_policy_gradient_is_summed_over_time_and_batch(self):
+    for B in (2, 4):
+      loss = learner.compute_policy_gradient_loss(
+        tf.zeros([2, B, 2]), tf.zeros([2, B], tf.int32), tf.ones([2, B])
+      )
+      assert float(loss) == pytest.approx(2.772589 * B / 2, abs=1e-5)
+
+  def test_no_gradient_through_advantages(self):
+    advantages = tf.ones([2, 2])
+    with tf.GradientTape() as tape:
+      tape.watch(advantages)
+      loss = learner.compute_policy_gradient_loss(
+        tf.zeros([2, 2, 2]), tf.zeros([2, 2], tf.int32), advantages
+      )
+    assert tape.gradient(loss, advantages) is None
+
+  def test_entropy_is_negative_and_summed(self):
+    loss = learner.compute_entropy_loss(tf.zeros([1, 1, 9]))
+    assert float(loss) == pytest.approx(-2.197225, abs=1e-5)
+    loss = learner.compute_entropy_loss(tf.zeros([20, 32, 18]))
+    assert float(loss) == pytest.approx(-1849.83793, abs=1e-2)
+
+  def test_entropy_of_a_certain_action_is_0(self):
+    loss = learner.compute_entropy_loss(tf.constant([[[1e4, 0.0, -1e4]]]))
+    assert float(loss) == 0
+
+  def test_baseline_is_half_the_sum_of_squares(self):
+    loss = learner.compute_baseline_loss(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
+    assert float(loss) == 15
+
+  def test_more_entropy_lowers_the_total(self):
+    def total(peak):
+      logits = np.zeros([2, 1, 3])
+      logits[..., 0] = peak
+      batch = _batch([[0.0]], [[False]], logits[:1], [[0]])
+      agent = StubAgent(logits, np.zeros([2, 1]))
+      return float(learner.compute_loss(agent, batch, _hyperparameters())[0])
+
+    totals = [total(peak) for peak in (0.0, 1.0, 2.0, 5.0)]
+    assert totals == sorted(totals) and totals[0] < totals[-1]
+
+  @pytest.mark.parametrize(
+    ('done', 'baseline_loss', 'advantages'),
+    [
+      # vs = [1 + .5 * 2 + .25 * 40, 2 + .5 * 40] = [12, 22].
+      ([[False], [False]], 4.0, [2.0, 2.0]),
+      # The first action ends the episode: vs = [1, 22].
+      ([[True], [False]], 0.5 * (81 + 4), [-9.0, 2.0]),
+      # The second does: vs = [1 + .5 * 2, 2] = [2, 2].
+      ([[False], [True]], 0.5 * (64 + 18**2), [-8.0, -18.0]),
+    ],
+  )
+  def test_pairs_pi_mu_action_and_reward(self, done, baseline_loss, advantages):
+    # pi = mu, so the targets are n-step returns. The policies differ by step:
+    # any shift of logits or actions shows.
+    policy = np.array([[[0.5, 0.5]], [[0.25, 0.75]]])
+    actions = [[0], [1]]
+    last = np.full([1, 1, 2], 5.0)
+    agent = StubAgent(
+      np.concatenate([np.log(policy), last]), [[10.0], [20.0], [40.0]]
+    )
+    batch = _batch([[1.0], [2.0]], done, np.log(policy), actions)
+    total, scalars = learner.compute_loss(
+      agent,
+      batch,
+      _hyperparameters(
+        batch_size=1,
+        unroll_length=2,
+        discounting=0.5,
+        reward_clipping='none',
+        entropy_cost=0.1,
+        baseline_cost=0.25,
+      ),
+    )
+    entropy_loss = np.sum(policy * np.log(policy))
+    policy_gradient_loss = -np.dot(np.log([0.5, 0.75]), advantages)
+    expected = {
+      'losses/policy_gradient': policy_gradient_loss,
+      'losses/baseline': baseline_loss,
+      'losses/entropy': entropy_loss,
+      'losses/total': (
+        policy_gradient_loss + 0.25 * baseline_loss + 0.1 * entropy_loss
+      ),
+      'entropy': -entropy_loss / 2,
+      'mean_clipped_rho': 1.0,
+      'max_abs_log_rho': 0.0,
+    }
+    assert {k: float(v) for k, v in scalars.items()} == pytest.approx(
+      expected, rel=1e-5, abs=1e-6
+    )
+    assert float(total) == float(scalars['losses/total'])
+
+
+class TestClipRewards:
+  def test_abs_one_is_an_interval_and_not_a_sign(self):
+    rewards = tf.constant([[-5, -0.5, 0, 0.5, 7]])
+    np.testing.assert_array_equal(
+      learner.clip_rewards(rewards, 'abs_one'), [[-1, -0.5, 0, 0.5, 1]]
+    )
+
+  def test_soft_asymmetric(self):
+    rewards = tf.constant([[1.0, -1, 10, -10, 0]])
+    np.testing.assert_allclose(
+      learner.clip_rewards(rewards, 'soft_asymmetric'),
+      [[0.98688, -0.29606, 4.82014, -1.44604, 0]],
+      atol=1e-5,
+    )
+
+  def test_none(self):
+    rewards = tf.constant([[-5.0, 7.0]])
+    np.testing.assert_array_equal(
+      learner.clip_rewards(rewards, 'none'), [[-5, 7]]
+    )
+
+  def test_names_the_choices(self):
+    with pytest.raises(ValueError, match="'sign' is not one of abs_one, soft"):
+      learner.clip_rewards(tf.zeros([1, 1]), 'sign')
+
+
+class TestLearningRate:
+  @pytest.mark.parametrize(
+    ('frames', 'expected'),
+    [
+      (0, 6e-4),
+      (100_000_000, 3e-4),
+      (199_999_999, 3e-12),
+      (200_000_000, 0),
+      (200_000_001, 0),
+      (10**12, 0),
+    ],
+  )
+  def test_falls_to_0_and_stays(self, frames, expected):
+    rate = learner.compute_learning_rate(
+      tf.constant(frames, tf.int64), _hyperparameters()
+    )
+    assert rate.dtype == tf.float32
+    assert float(rate) == pytest.approx(expected, rel=1e-6, abs=0)
+
+  def test_counts_every_frame(self):
+    # float32 takes 11.4e9 and 11.4e9 - 500 for one number.
+    total = 11_400_000_000
+    rate = learner.compute_learning_rate(
+      tf.constant(total - 100, tf.int64),
+      _hyperparameters(total_environment_frames=total, learning_rate=1.0),
+    )
+    assert float(rate) == pytest.approx(100 / total, rel=1e-6)
+
+
+class Run:
+  """A learner with a queue to fill, in a graph and a session of its own."""
+
+  def __init__(self, make_agent=None, frames_per_step=3, **changes):
+    self.hyperparameters = _hyperparameters(**changes)
+    length = self.hyperparameters.unroll_length
+    with tf.Graph().as_default():
+      tf1.set_random_seed(1)
+      if make_agent is None:
+        self.agent = networks.Agent(_SPEC, 'vector', use_lstm=False)
+      else:
+        self.agent = make_agent()
+      self.specs = actor.unroll_specs(self.agent, _SPEC, length)
+      queue = actor.make_queue(self.specs, capacity=64)
+      self.learner = learner.Learner(
+        self.agent, queue, self.specs, frames_per_step, self.hyperparameters
+      )
+      self._feeds = [
+        tf1.placeholder(s.dtype, s.shape) for s in tf.nest.flatten(self.specs)
+      ]
+      self._enqueue = queue.enqueue(self._feeds)
+      self._close = queue.close(cancel_pending_enqueues=True)
+      counter = self.learner.num_environment_frames
+      self._frames = tf1.placeholder(tf.int64, [])
+      self._set_frames = counter.assign(self._frames)
+      self.session = tf1.Session()
+      self.session.run(tf1.global_variables_initializer())
+      self.session.graph.finalize()
+
+  def put(self, *unrolls):
+    for unroll in unrolls:
+      feeds = zip(self._feeds, tf.nest.flatten(unroll), strict=True)
+      self.session.run(self._enqueue, dict(feeds))
+
+  def close_queue(self):
+    self.session.run(self._close)
+
+  def set_frames(self, frames):
+    self.session.run(self._set_frames, {self._frames: frames})
+
+  def update(self, num_updates):
+    """Returns the results; needs the unrolls of one update more."""
+    results = []
+    self.learner.run(
+      self.session, results.append, lambda: len(results) == num_updates
+    )
+    return results
+
+  def values(self):
+    return self.session.run(list(self.learner.variables))
+
+  def weights(self):
+    """Returns the agent's weights in float64, by name."""
+    weights = self.agent.trainable_variables
+    values = self.session.run(list(weights))
+    return {
+      weight.name.split(':')[0]: np.float64(value)
+      for weight, value in zip(weights, values, strict=True)
+    }
+
+
+def _unroll(specs, seed, **fields):
+  """Returns an unroll of random numbers; `fields` are the env's."""
+  generator = np.random.default_rng(seed)
+
+  def fill(s):
+    dtype = s.dtype.as_numpy_dtype
+    if dtype == np.bool_:
+      return generator.random(s.shape) < 0.2
+    if dtype in (np.int32, np.int64):
+      return generator.integers(0, _SPEC.num_actions, s.shape).astype(dtype)
+    return (2 * generator.normal(size=s.shape)).astype(dtype)
+
+  unroll = tf.nest.map_structure(fill, specs)
+  return unroll._replace(env_outputs=unroll.env_outputs._replace(**fields))
+
+
+class Reference:
+  """The update in float64 NumPy, step by step, for the vector agent."""
+
+  def __init__(self, weights, hyperparameters):
+    self.weights = weights
+    self._hyperparameters = hyperparameters
+    self._squares = {name: np.ones_like(w) for name, w in weights.items()}
+    self._moments = {name: np.zeros_like(w) for name, w in weights.items()}
+
+  def _weight(self, end):
+    (name,) = (name for name in self.weights if name.endswith(end))
+    return name
+
+  def _losses(self, unroll, logits, V):
+    """Returns the loss and its gradients with regard to logits and V."""
+    h = self._hyperparameters
+    outputs, behaviour = unroll.env_outputs, unroll.agent_outputs
+    pi, mu = (
+      np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+      for x in (logits, np.float64(behaviour.policy_logits))
+    )
+    loss, d_logits, d_V = 0.0, np.zeros_like(logits), np.zeros_like(V)
+    vs = V[-1]
+    for t in reversed(range(h.unroll_length)):
+      # Time in an unroll: what follows x_t stands at t + 1.
+      action = behaviour.action[t + 1]
+      reward = np.float64(outputs.reward[t + 1])
+      if h.reward_clipping == 'abs_one':
+        reward = np.clip(reward, -1, 1)
+      discount = 0.0 if outputs.done[t + 1] else h.discounting
+      rho = min(1.0, pi[t, action] / mu[t + 1, action])
+      advantage = rho * (reward + discount * vs - V[t])
+      delta = rho * (reward + discount * V[t + 1] - V[t])
+      vs = V[t] + delta + discount * rho * (vs - V[t + 1])
+      log_pi = np.log(pi[t])
+      entropy = -np.sum(pi[t] * log_pi)
+      loss += -advantage * log_pi[action] - h.entropy_cost * entropy
+      loss += h.baseline_cost * 0.5 * (vs - V[t]) ** 2
+      d_V[t] = h.baseline_cost * (V[t] - vs)
+      d_logits[t] = advantage * (pi[t] - np.eye(len(log_pi))[action])
+      d_logits[t] += h.entropy_cost * pi[t] * (log_pi + entropy)
+    return loss, d_logits, d_V
+
+  def _gradients(self, unroll):
+    """Returns one unroll's gradients by name, and its loss."""
+    gradients = {}
+
+    def forwards(layer, inputs):
+      w, b = self._weight(f'/{layer}/w'), self._weight(f'/{layer}/b')
+      return inputs @ self.weights[w] + self.weights[b]
+
+    def backwards(layer, inputs, d_outputs):
+      w, b = self._weight(f'/{layer}/w'), self._weight(f'/{layer}/b')
+      gradients[w] = inputs.T @ d_outputs
+      gradients[b] = d_outputs.sum(axis=0)
+      return d_outputs @ self.weights[w].T
+
+    observations = np.float64(unroll.env_outputs.observation)
+    first = np.tanh(forwards('linear_0', observations))
+    second = np.tanh(forwards('linear_1', first))
+    last_rewards = np.clip(unroll.env_outputs.reward, -1, 1)[:, None]
+    last_actions = np.eye(_SPEC.num_actions)[unroll.agent_outputs.action]
+    features = np.concatenate([second, last_rewards, last_actions], axis=1)
+    logits = forwards('policy_logits', features)
+    V = forwards('baseline', features)[:, 0]
+    loss, d_logits, d_V = self._losses(unroll, logits, V)
+    d_features = backwards('policy_logits', features, d_logits)
+    d_features += backwards('baseline', features, d_V[:, None])
+    d_second = d_features[:, : second.shape[1]] * (1 - second**2)
+    d_first = backwards('linear_1', first, d_second) * (1 - first**2)
+    backwards('linear_0', observations, d_first)
+    return gradients, loss
+
+  def update(self, unrolls, learning_rate):
+    """Returns the loss and the norm of the gradient, unclipped."""
+    h = self._hyperparameters
+    parts = [self._gradients(unroll) for unroll in unrolls]
+    loss = sum(part[1] for part in parts)
+    gradients = {name: sum(p[0][name] for p in parts) for name in self.weights}
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients.values()))
+    scale = 1.0
+    if h.max_gradient_norm:
+      scale = h.max_gradient_norm / max(norm, h.max_gradient_norm)
+    for name, gradient in gradients.items():
+      g = gradient * scale
+      squares, moments = self._squares[name], self._moments[name]
+      squares[:] = h.decay * squares + (1 - h.decay) * g**2
+      step = learning_rate * g / np.sqrt(squares + h.epsilon)
+      moments[:] = h.momentum * moments + step
+      self.weights[name] = self.weights[name] - moments
+    return loss, norm
+
+
+class TestUpdate:
+  @pytest.mark.parametrize(
+    'changes',
+    [
+      {},
+      {'max_gradient_norm': 0.0, 'reward_clipping': 'none'},
+      {'max_gradient_norm': 0.5, 'momentum': 0.9, 'epsilon': 0.1},
+      {'batch_size': 3, 'unroll_length': 1, 'decay': 0.5, 'epsilon': 1e-5},
+    ],
+  )
+  def test_equals_numpy(self, changes):
+    # A large rate, short run: both the step and the decay are seen.
+    run = Run(learning_rate=0.01, total_environment_frames=300, **changes)
+    B, T = run.hyperparameters.batch_size, run.hyperparameters.unroll_length
+    reference = Reference(run.weights(), run.hyperparameters)
+    unrolls = [_unroll(run.specs, seed) for seed in range(4 * B)]
+    run.put(*unrolls)
+    results = run.update(3)
+    for i, result in enumerate(results):
+      learning_rate = 0.01 * (300 - i * B * T * 3) / 300
+      loss, norm = reference.update(unrolls[i * B : (i + 1) * B], learning_rate)
+      scalars = result.scalars
+      assert scalars['losses/total'] == pytest.approx(loss, rel=1e-4)
+      assert scalars['gradient_norm'] == pytest.approx(norm, rel=1e-4)
+      assert scalars['learning_rate'] == pytest.approx(learning_rate)
+      assert result.num_environment_frames == (i + 1) * B * T * 3
+    for name, value in run.weights().items():
+      np.testing.assert_allclose(
+        value, reference.weights[name], rtol=1e-4, atol=2e-6, err_msg=name
+      )
+
+  def test_counts_beyond_float32(self):
+    run = Run(batch_size=1, unroll_length=1, frames_per_step=1)
+    run.set_frames(16_777_216)
+    run.put(*[_unroll(run.specs, seed) for seed in range(3)])
+    results = run.update(2)
+    assert [int(r.num_environment_frames) for r in results] == [
+      16_777_217,
+      16_777_218,
+    ]
+    assert results[0].num_environment_frames.dtype == np.int64
+
+  def test_trains_on_each_unroll_once_in_order(self):
+    run = Run()
+    run.put(
+      *[
+        _unroll(run.specs, i)._replace(level_index=np.int32(i))
+        for i in range(10)
+      ]
+    )
+    levels = [result.level_index.tolist() for result in run.update(4)]
+    assert levels == [[0, 1], [2, 3], [4, 5], [6, 7]]
+
+  def test_reports_what_ended(self):
+    run = Run()
+    unrolls = [_unroll(run.specs, seed) for seed in range(4)]
+    run.put(*unrolls)
+    (result,) = run.update(1)
+    for field in environments.StepOutputInfo._fields:
+      np.testing.assert_array_equal(
+        getattr(result.info, field),
+        np.stack(
+          [getattr(u.env_outputs.info, field) for u in unrolls[:2]], axis=1
+        ),
+      )
+
+  def test_reports_the_lag_of_the_policy(self):
+    run = Run()
+    updates = [0, 0, 0, 1, -3, 0, 3, 3, 0, 0]
+    run.put(
+      *[
+        _unroll(run.specs, 0)._replace(policy_update=np.int64(update))
+        for update in updates
+      ]
+    )
+    lags = [result.scalars['policy_lag'] for result in run.update(4)]
+    assert lags == [0.0, 0.5, 3.5, 0.0]
+
+
+def _make_stub(baseline):
+  """Makes an agent of two weights, 0; the baseline is a function of them."""
+
+  def make():
+    weights = tf1.get_variable('w', initializer=[0.0, 0.0], use_resource=True)
+    outputs = tf.stack([baseline(weights)] * 2)
+    return StubAgent(tf.zeros([2, 2, 4]), outputs, [weights])
+
+  return make
+
+
+class TestGradientClip:
+  _PLAIN = {
+    # With these the step is the clipped gradient itself.
+    'learning_rate': 1.0,
+    'decay': 1.0,
+    'epsilon': 0.0,
+    'baseline_cost': 1.0,
+    'reward_clipping': 'none',
+    'unroll_length': 1,
+  }
+
+  def _run(self, baseline, rewards, **changes):
+    run = Run(_make_stub(baseline), **self._PLAIN, **changes)
+    for reward in (*rewards, *rewards):
+      unroll = _unroll(
+        run.specs, 0, reward=np.float32([0, reward]), done=np.ones(2, bool)
+      )
+      # On policy: the stub's logits are zeros too.
+      unroll.agent_outputs.policy_logits[:] = 0
+      run.put(unroll)
+    return run
+
+  @pytest.mark.parametrize(
+    ('max_norm', 'expected'),
+    [(40.0, [24, 32]), (50.0, [30, 40]), (60.0, [30, 40]), (0.0, [30, 40])],
+  )
+  def test_clips_the_global_norm(self, max_norm, expected):
+    run = self._run(lambda w: w, [-30.0, -40.0], max_gradient_norm=max_norm)
+    (result,) = run.update(1)
+    assert result.scalars['gradient_norm'] == pytest.approx(50)
+    (weights,) = run.weights().values()
+    np.testing.assert_allclose(-weights, expected, rtol=1e-6)
+
+  @pytest.mark.parametrize('max_norm', [40.0, 0.0])
+  @pytest.mark.parametrize(
+    ('baseline', 'rewards', 'what'),
+    [
+      (lambda w: w, [np.inf, 1.0], 'loss|gradient'),
+      (lambda w: w, [1.0, np.nan], 'loss|gradient'),
+      (lambda w: w, [1.0, 1e25], 'loss|gradient'),
+      (tf.sqrt, [1.0, 1.0], 'gradient'),  # Infinite at 0.
+      (lambda w: w * 1e25, [1.0, 1.0], 'gradient'),  # Its square is.
+    ],
+  )
+  def test_nothing_moves_if_not_finite(self, baseline, rewards, what, max_norm):
+    run = self._run(baseline, rewards, max_gradient_norm=max_norm)
+    before = run.values()
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f'the ({what})'):
+      run.update(1)
+    for a, b in zip(run.values(), before, strict=True):
+      np.testing.assert_array_equal(a, b)
+
+  def test_an_agents_weights_survive_an_infinite_reward(self):
+    run = Run(reward_clipping='none')
+    unrolls = [_unroll(run.specs, seed) for seed in range(6)]
+    unrolls[3].env_outputs.reward[2] = np.inf
+    run.put(*unrolls)
+    before = []
+    with pytest.raises(tf.errors.InvalidArgumentError):
+      run.learner.run(
+        run.session, lambda _: before.append(run.values()), lambda: False
+      )
+    assert len(before) == 1
+    for a, b in zip(run.values(), before[0], strict=True):
+      np.testing.assert_array_equal(a, b)
+      assert np.isfinite(a).all()
+
+
+class TestRun:
+  def test_ends_when_the_frames_are_spent(self):
+    # 2 * 6 * 3 = 36 frames an update: the third goes over the end.
+    run = Run(total_environment_frames=80)
+    run.put(*[_unroll(run.specs, seed) for seed in range(8)])
+    frames = []
+    run.learner.run(
+      run.session,
+      lambda result: frames.append(int(result.num_environment_frames)),
+      lambda: False,
+    )
+    assert frames == [36, 72, 108]
+
+  def test_needs_no_unroll_if_there_is_nothing_to_do(self):
+    run = Run()
+    run.set_frames(200_000_000)
+    run.learner.run(run.session, pytest.fail, lambda: False)
+    run.set_frames(0)
+    run.learner.run(run.session, pytest.fail, lambda: True)
+
+  def test_a_closed_queue_ends_it(self):
+    run = Run()
+    run.put(*[_unroll(run.specs, seed) for seed in range(5)])
+    run.close_queue()
+    results = []
+    with pytest.raises(tf.errors.OpError):
+      run.learner.run(run.session, results.append, lambda: False)
+    assert len(results) == 1
