@@ -1,0 +1,407 @@
+"""Tests of actor.py: what goes to the learner is what happened."""
+
+import contextlib
+import threading
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import actor
+import environments
+import experiment
+import learner
+import networks
+from tests import contract
+
+tf1 = tf.compat.v1
+
+_COUNT = 'gym:tests.count_env:Count{}-v0'
+_T = 5
+
+
+class ScriptedEnvironments(environments.Environments):
+  """Ready at random, in random order, and sometimes not at all.
+
+  Attributes:
+    outputs: [E], what each environment has given, a StepOutput of arrays [1]
+      for each step.
+    actions: [E], the actions each has taken.
+    on_recv: called with the number of each `recv`.
+  """
+
+  def __init__(self, lengths, stack=1, seed=0):
+    """Takes the length of every episode of each environment."""
+    self.spec = environments.EnvironmentSpec(
+      (4, 4) if stack > 1 else (3,),
+      np.dtype(np.uint8 if stack > 1 else np.float32),
+      num_actions=4,
+      frames_per_step=1,
+      stack=stack,
+      action_meanings=None,
+    )
+    super().__init__([f'level{i}' for i in range(len(lengths))], len(lengths),
+                     seed)  # fmt: skip
+    self._lengths = np.array(lengths)
+    self._generator = np.random.default_rng(seed)
+    self._count = 0
+    self.outputs = [[] for _ in lengths]
+    self.actions = [[] for _ in lengths]
+    self.on_recv = lambda count: None
+
+  def recv(self, timeout_secs=None):
+    assert timeout_secs is not None
+    for outputs, actions in zip(self.outputs, self.actions, strict=True):
+      assert len(outputs) == len(actions)  # All have had their action.
+    self.on_recv(self._count)
+    self._count += 1
+    size = self._generator.integers(0, self.num_envs + 1)
+    ids = self._generator.permutation(self.num_envs)[:size].astype(np.int32)
+    steps = np.array([len(self.outputs[i]) for i in ids], int)
+    rewards = self._generator.normal(size=size).astype(np.float32)
+    rewards[steps == 0] = 0
+    over = (steps > 0) & (steps % self._lengths[ids] == 0)
+    info, first = self._episodes.add(ids, rewards, over)
+    observation = self._generator.integers(
+      1, 256, [size, *self.spec.observation_shape]
+    )
+    output = environments.StepOutput(
+      rewards, info, over | first,
+      observation.astype(self.spec.observation_dtype),
+    )  # fmt: skip
+    for row, i in enumerate(ids):
+      self.outputs[i].append(
+        tf.nest.map_structure(lambda x, row=row: x[row].copy(), output)
+      )
+    return ids, output
+
+  def send(self, actions, env_ids):
+    self._check_actions(actions, env_ids)
+    for action, i in zip(actions, env_ids, strict=True):
+      self.actions[i].append(action)
+
+  def close(self):
+    pass
+
+
+class Run:
+  """An actor, the agent it copies and their queue, in a graph of their own."""
+
+  def __init__(self, envs, make_agent, T=_T, capacity=1000):
+    with tf.Graph().as_default():
+      tf1.set_random_seed(1)
+      self.agent = make_agent()
+      self.T = T
+      specs = actor.unroll_specs(self.agent, envs.spec, T)
+      queue = actor.make_queue(specs, capacity)
+      # The learner's side: from an unroll, what the agent says of it.
+      self._unroll = tf.nest.map_structure(
+        lambda s: tf1.placeholder(s.dtype, [1, *s.shape]), specs
+      )
+      self._outputs = self.agent.unroll(
+        *tf.nest.map_structure(
+          lambda t: t[:T],
+          (
+            learner.time_major(self._unroll).agent_outputs.action,
+            learner.time_major(self._unroll).env_outputs,
+          ),
+        ),
+        self._unroll.agent_state,
+      )
+      self.num_updates = tf1.get_variable(
+        'updates', initializer=np.int64(0), use_resource=True, trainable=False
+      )
+      self.policy = actor.Policy(make_agent(), envs.spec)
+      refresh = actor.copy_weights(
+        self.policy.agent, self.agent, self.num_updates
+      )
+      self._actor = actor.Actor(
+        envs,
+        np.arange(envs.num_envs, dtype=np.int32),  # Tells whose unroll it is.
+        self.policy,
+        refresh,
+        queue,
+        specs,
+        T,
+      )
+      bias = next(w for w in self.agent.variables if 'baseline/b' in w.name)
+      self.learn = tf.group(
+        self.num_updates.assign_add(1), bias.assign_add([1000.0])
+      )
+      self._size = queue.size()
+      self._dequeue = tf.nest.pack_sequence_as(specs, queue.dequeue())
+      self._close = queue.close(cancel_pending_enqueues=True)
+      self.session = tf1.Session()
+      self.session.run(tf1.global_variables_initializer())
+      self.session.graph.finalize()
+
+  def play(self, should_stop=lambda: False):
+    self._actor.run(self.session, should_stop)
+
+  def close_queue(self):
+    self.session.run(self._close)
+
+  def size(self):
+    return self.session.run(self._size)
+
+  def play_unrolls(self, num_unrolls):
+    """Returns the unrolls of each environment, at least `num_unrolls`."""
+    self.play(lambda: self.size() >= num_unrolls)
+    unrolls = {}
+    for _ in range(self.size()):
+      unroll = self.session.run(self._dequeue)
+      unrolls.setdefault(int(unroll.level_index), []).append(unroll)
+    return unrolls
+
+  def recompute(self, unroll, state):
+    """Returns logits, baseline and the state after T steps from `state`."""
+    feeds = unroll._replace(agent_state=state)
+    feeds = zip(
+      tf.nest.flatten(self._unroll), tf.nest.flatten(feeds), strict=True
+    )
+    return self.session.run(
+      self._outputs, {key: np.asarray(value)[None] for key, value in feeds}
+    )
+
+
+def _agent_maker(envs, torso='vector', use_lstm=True):
+  return lambda: networks.Agent(envs.spec, torso, use_lstm)
+
+
+def _assert_equal(a, b, tolerance=0.0):
+  tf.nest.map_structure(
+    lambda x, y: np.testing.assert_allclose(x, y, tolerance, tolerance), a, b
+  )
+
+
+@pytest.fixture(scope='module')
+def played():
+  """Environments of odd lengths, and the unrolls that came of them."""
+  envs = ScriptedEnvironments([1, 2, 5, 7, 13, 1000])
+  run = Run(envs, _agent_maker(envs))
+  return envs, run, run.play_unrolls(60)
+
+
+class TestUnrolls:
+  def test_step_0_is_the_last_step_of_the_unroll_before(self, played):
+    _, _, unrolls = played
+    assert len(unrolls) == 6
+    for own in unrolls.values():
+      assert len(own) > 4
+      for before, after in zip(own[:-1], own[1:], strict=True):
+        for part in ('env_outputs', 'agent_outputs'):
+          tf.nest.map_structure(
+            lambda x, y: np.testing.assert_array_equal(x[-1], y[0]),
+            getattr(before, part),
+            getattr(after, part),
+          )
+
+  def test_no_step_is_dropped_or_doubled(self, played):
+    envs, run, unrolls = played
+    for i, own in unrolls.items():
+      # All that is missing is the unroll under way.
+      assert len(own) == (len(envs.outputs[i]) - 1) // run.T
+      for k, unroll in enumerate(own):
+        for t in range(run.T + 1):
+          _assert_equal(
+            tf.nest.map_structure(lambda x, t=t: x[t], unroll.env_outputs),
+            envs.outputs[i][k * run.T + t],
+          )
+
+  def test_actions_recorded_are_those_sent(self, played):
+    envs, run, unrolls = played
+    for i, own in unrolls.items():
+      assert own[0].agent_outputs.action[0] == 0
+      for k, unroll in enumerate(own):
+        np.testing.assert_array_equal(
+          unroll.agent_outputs.action[1:],
+          envs.actions[i][k * run.T : (k + 1) * run.T],
+        )
+    assert len(set(np.concatenate(envs.actions))) == 4
+
+  @pytest.mark.parametrize(
+    ('stack', 'torso', 'use_lstm'),
+    [(1, 'vector', True), (1, 'vector', False), (4, 'deep', True)],
+  )
+  def test_state_and_logits_are_those_of_one_long_unroll(
+    self, stack, torso, use_lstm
+  ):
+    envs = ScriptedEnvironments([1, 3, 5, 7, 1000], stack)
+    run = Run(envs, _agent_maker(envs, torso, use_lstm))
+    for own in run.play_unrolls(25).values():
+      zeros = run.agent.initial_state(1)
+      state = tf.nest.map_structure(lambda x: x[0], zeros)
+      for unroll in own:
+        _assert_equal(unroll.agent_state, state, 1e-5)
+        logits, baseline, state = run.recompute(unroll, state)
+        state = tf.nest.map_structure(lambda x: x[0], state)
+        behaviour = unroll.agent_outputs
+        _assert_equal(behaviour.policy_logits[1:], logits[:, 0], 1e-5)
+        _assert_equal(behaviour.baseline[1:], baseline[:, 0], 1e-5)
+
+  def test_policy_update_says_which_weights_acted_first(self):
+    envs = ScriptedEnvironments([7, 20, 33])
+    run = Run(envs, _agent_maker(envs))
+    envs.on_recv = lambda _: run.session.run(run.learn)  # Each adds 1000 to V.
+    for own in run.play_unrolls(20).values():
+      updates = [int(unroll.policy_update) for unroll in own]
+      used = [round(u.agent_outputs.baseline[1] / 1000) for u in own]
+      assert updates == used
+      assert updates == sorted(updates) and updates[-1] > updates[0] > 0
+
+  def test_weights_are_copied_about_once_per_unroll(self):
+    envs = ScriptedEnvironments([10, 10])
+    run = Run(envs, _agent_maker(envs))
+    envs.on_recv = lambda _: run.session.run(run.learn)
+    own = run.play_unrolls(20)[0]
+    V = np.concatenate([u.agent_outputs.baseline[1:] for u in own])
+    seen = np.unique(np.round(V / 1000))
+    # Some steps are without environment 0: it takes more than T batches to T
+    # steps, but not twice as many again.
+    assert len(V) / _T <= len(seen) <= 4 * len(V) / _T
+
+
+def test_copies_all_weights():
+  envs = ScriptedEnvironments([3])
+  run = Run(envs, _agent_maker(envs))
+  session, mine = run.session, run.policy.agent
+  pairs = list(zip(mine.variables, run.agent.variables, strict=True))
+  assert any((np.any(a != b)) for a, b in map(session.run, pairs))
+  run.play_unrolls(1)
+  for pair in pairs:
+    a, b = session.run(pair)
+    assert pair[0] is not pair[1]
+    np.testing.assert_array_equal(a, b)
+
+
+class TestCountedSteps:
+  def test_a_learner_sees_every_reward(self):
+    with contextlib.closing(contract.make(_COUNT.format(20))) as envs:
+      run = Run(envs, _agent_maker(envs), T=20)
+      (unrolls,) = run.play_unrolls(10).values()
+    rewards = np.concatenate([u.env_outputs.reward[1:] for u in unrolls])
+    assert len(rewards) == 200 and rewards.sum() == 200
+
+  def test_unrolls_cross_the_ends_of_episodes(self):
+    lengths = (1, 7, 20, 33)
+    levels = [_COUNT.format(length) for length in lengths]
+    with contextlib.closing(contract.make(*levels, num_envs=4)) as envs:
+      run = Run(envs, _agent_maker(envs), T=20)
+      unrolls = run.play_unrolls(24)
+    assert len(unrolls) == 4
+    for i, own in unrolls.items():
+      outputs = [u.env_outputs for u in own]
+      steps = np.concatenate([o.info.episode_step[1:] for o in outputs])
+      done = np.concatenate([o.done[1:] for o in outputs])
+      rewards = np.concatenate([o.reward[1:] for o in outputs])
+      number = np.arange(20 * len(own))
+      np.testing.assert_array_equal(steps, number % lengths[i] + 1)
+      np.testing.assert_array_equal(done, steps == lengths[i])
+      assert np.all(rewards == 1)
+
+
+class TestClosedQueue:
+  def test_ends_an_actor_that_waits_for_room(self):
+    envs = ScriptedEnvironments([3, 3])
+    run = Run(envs, _agent_maker(envs), capacity=2)
+    timer = threading.Timer(1.0, run.close_queue)
+    timer.start()
+    with pytest.raises(tf.errors.CancelledError):
+      run.play()
+    timer.join()
+
+  def test_ends_an_actor_at_its_next_unroll(self):
+    envs = ScriptedEnvironments([3, 3])
+    run = Run(envs, _agent_maker(envs))
+    run.close_queue()
+    with pytest.raises(tf.errors.CancelledError):
+      run.play()
+
+
+def _max_abs_log_rho(levels, torso, use_lstm, num_updates, T, **kwargs):
+  """Trains with a learning rate of 0; returns the largest |log-rho|."""
+  hyperparameters = learner.Hyperparameters(
+    batch_size=4,
+    unroll_length=T,
+    discounting=0.99,
+    baseline_cost=0.5,
+    entropy_cost=0.01,
+    reward_clipping='abs_one',
+    learning_rate=0.0,
+    decay=0.99,
+    momentum=0.0,
+    epsilon=0.01,
+    max_gradient_norm=40.0,
+    total_environment_frames=10**9,
+  )
+  results, errors = [], []
+  with (
+    contextlib.closing(contract.make(*levels, **kwargs)) as envs,
+    tf.Graph().as_default(),
+  ):
+    training = experiment.build_training(
+      envs,
+      lambda name: networks.Agent(envs.spec, torso, use_lstm, name=name),
+      hyperparameters,
+      queue_capacity=4,
+      seed=1,
+    )
+
+    def play():
+      try:
+        training.actor.run(training.session, lambda: False)
+      except Exception as error:
+        errors.append(error)
+
+    thread = threading.Thread(target=play)
+    thread.start()
+    training.learner.run(
+      training.session, results.append, lambda: len(results) == num_updates
+    )
+    training.session.run(training.close_queue)
+    thread.join()
+  assert [type(error) for error in errors] == [tf.errors.CancelledError]
+  # Without an end of an episode, half of what can go wrong could not.
+  ends = sum(result.info.episode_done[1:].sum() for result in results)
+  assert ends or torso != 'vector'
+  return max(r.scalars['max_abs_log_rho'] for r in results)
+
+
+class TestActorAndLearnerAgree:
+  """With frozen weights pi = mu; anything misaligned shows."""
+
+  @pytest.mark.parametrize('use_lstm', [False, True])
+  def test_on_episodes_of_odd_lengths(self, use_lstm):
+    levels = [_COUNT.format(length) for length in (1, 3, 7, 20, 33)]
+    largest = _max_abs_log_rho(
+      levels, 'vector', use_lstm, num_updates=8, T=20, num_envs=5
+    )
+    assert largest < 1e-4
+
+  @pytest.mark.parametrize(
+    ('level', 'use_lstm'), [('breakout', False), ('pong', True)]
+  )
+  def test_on_atari(self, level, use_lstm):
+    largest = _max_abs_log_rho(
+      [level], 'shallow', use_lstm, num_updates=4, T=10, num_envs=4
+    )
+    assert largest < 1e-4
+
+  @pytest.mark.slow
+  @pytest.mark.parametrize('use_lstm', [False, True])
+  @pytest.mark.parametrize(
+    ('levels', 'torso'),
+    [
+      ([_COUNT.format(length) for length in (1, 3, 7, 20, 33)], 'vector'),
+      (['gym:tests.count_env:Image-v0'], 'deep'),
+      (['pong'], 'shallow'),
+      (['breakout'], 'deep'),
+    ],
+  )
+  def test_over_50_batches(self, levels, torso, use_lstm, record_property):
+    largest = _max_abs_log_rho(
+      levels, torso, use_lstm, num_updates=50, T=20, num_envs=6
+    )
+    record_property('max_abs_log_rho', float(largest))
+    print(f'{levels[0]} {torso} {use_lstm}: max |log-rho| {largest:.2e}')
+    assert largest < 1e-4
