@@ -128,7 +128,9 @@ class Checkpoints:
     # Of a save that has failed or was cut; they may be what fills the disk.
     names = {pathlib.Path(path).name for path in self._saver.last_checkpoints}
     for path in self._directory.glob('frames-*'):
-      if path.name.partition('.')[0] not in names:
+      # A cut save may have had the name of one that is whole by now.
+      is_whole = '.tempstate' not in path.name
+      if not is_whole or path.name.partition('.')[0] not in names:
         path.unlink(missing_ok=True)
 
 

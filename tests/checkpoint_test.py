@@ -165,6 +165,7 @@ def test_what_a_cut_save_leaves_is_no_checkpoint_and_goes_away(tmp_path):
   folder.mkdir()
   leftovers = [
     folder / 'frames-5.data-00000-of-00001.tempstate36438153',
+    folder / 'frames-6.data-00000-of-00001.tempstate16365758',
     folder / 'frames-4.data-00000-of-00001',
   ]
   for path in leftovers:
