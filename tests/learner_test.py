@@ -549,6 +549,7 @@ class TestGradientClip:
     unrolls = [_unroll(run.specs, seed) for seed in range(6)]
     unrolls[3].env_outputs.reward[2] = np.inf
     run.put(*unrolls)
+    run.close_queue()  # So that it ends in any case.
     before = []
     with pytest.raises(tf.errors.InvalidArgumentError):
       run.learner.run(
