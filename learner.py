@@ -301,11 +301,12 @@ class Learner:
       hyperparameters.momentum,
       hyperparameters.epsilon,
     )
-    checks = [
-      tf.debugging.check_numerics(loss, 'the loss'),
-      tf.debugging.check_numerics(norm, 'the gradient'),
-    ]
-    with tf.control_dependencies([*checks, learning_rate]):
+    # One after the other: where both fail, the loss says more.
+    with tf.control_dependencies(
+      [tf.debugging.check_numerics(loss, 'the loss')]
+    ):
+      checked = tf.debugging.check_numerics(norm, 'the gradient')
+    with tf.control_dependencies([checked, learning_rate]):
       train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
     frames = (
       hyperparameters.batch_size
