@@ -94,3 +94,22 @@ def _git(*arguments: str) -> str | None:
       text=True,
     ).strip()
   return None
+
+
+def finish(rounds, json_path: str | None, more=()) -> None:
+  """Prints what was measured, and writes it to `json_path` if there is one.
+
+  Args:
+    rounds: figure by name, for each round.
+    json_path: the file, or None.
+    more: what else belongs to the results, value by name.
+  """
+  results = {
+    **describe_circumstances(),
+    **dict(more),
+    'summary': summarise(rounds),
+    'rounds': rounds,
+  }
+  print_results(results)
+  if json_path:
+    write_json(json_path, results)

@@ -133,14 +133,7 @@ def main(argv):
         }
       )
       print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
-  results = {
-    **report.describe_circumstances(),
-    'summary': report.summarise(rounds),
-    'rounds': rounds,
-  }
-  report.print_results(results)
-  if FLAGS.json:
-    report.write_json(FLAGS.json, results)
+  report.finish(rounds, FLAGS.json)
 
 
 if __name__ == '__main__':

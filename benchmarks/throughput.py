@@ -317,18 +317,16 @@ def main(argv):
   flops = count_forward_flops(envs.spec)
   for figures in rounds:
     add_ratios(figures, flops / envs.spec.frames_per_step)
-  results = {
-    **report.describe_circumstances(),
-    'TF_ENABLE_ONEDNN_OPTS': os.environ.get('TF_ENABLE_ONEDNN_OPTS'),
-    'settings': {f.name: f.value for f in settings},
-    'forward_mflop_per_agent_step': flops / 1e6,
-    'peak_memory_bytes': process.peak_memory,
-    'summary': report.summarise(rounds),
-    'rounds': rounds,
-  }
-  report.print_results(results)
-  if FLAGS.json:
-    report.write_json(FLAGS.json, results)
+  report.finish(
+    rounds,
+    FLAGS.json,
+    {
+      'TF_ENABLE_ONEDNN_OPTS': os.environ.get('TF_ENABLE_ONEDNN_OPTS'),
+      'settings': {f.name: f.value for f in settings},
+      'forward_mflop_per_agent_step': flops / 1e6,
+      'peak_memory_bytes': process.peak_memory,
+    },
+  )
 
 
 if __name__ == '__main__':
