@@ -3,7 +3,6 @@
 import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
-import difflib
 import inspect
 import os
 from typing import Any
@@ -15,6 +14,7 @@ import gymnasium
 import numpy as np
 
 import environments
+import suites
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,18 +322,7 @@ def find_game(name: str) -> str:
   Raises:
     ValueError: there is no such game; names some that are near.
   """
-  games = {game.replace('_', ''): game for game in roms.get_all_rom_ids()}
-  key = name.removeprefix('ALE/').removesuffix('-v5').replace('_', '').lower()
-  if key in games:
-    return games[key]
-  near = [games[match] for match in difflib.get_close_matches(key, games)]
-  if near:
-    hint = ' or '.join(near)
-    raise ValueError(f'Unknown level {name!r}: did you mean {hint}?')
-  raise ValueError(
-    f'Unknown level {name!r}: an Atari game is named like up_n_down, a '
-    f'Gymnasium environment like gym:CartPole-v1.'
-  )
+  return suites.find_level(name, roms.get_all_rom_ids())
 
 
 def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:
