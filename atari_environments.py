@@ -223,8 +223,10 @@ class _AtariGroup:
     self._seeds = np.array(seeds)[env_ids]
     self._draws_noops = arguments['noop_max'] > 0
     self._started = False
+    # Where each game of a suite has a group, threads would add up.
+    num_threads = min(arguments['num_threads'], len(env_ids))
     self._vector = vector_env.AtariVectorEnv(
-      level_name, len(env_ids), **arguments
+      level_name, len(env_ids), **arguments | {'num_threads': num_threads}
     )
     own = [action.name for action in self._vector.ale.get_action_set()]
     names = list(ale_py.Action.__members__)
