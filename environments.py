@@ -19,6 +19,7 @@ bootstrapped from its last observation: the choice of the original IMPALA.
 import abc
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -320,3 +321,10 @@ def make_environments(
     max_batch=max_batch,
     settings=atari_settings,
   )
+
+
+def count_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
