@@ -10,9 +10,11 @@ import time
 
 from absl import flags
 from absl.testing import flagsaver
+import numpy as np
 import pytest
 import tensorflow as tf
 
+import environments
 import experiment
 from tests import program
 
@@ -309,6 +311,32 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
   _, other = run
   assert _seeds(interrupted.out) != _seeds(other.out)
   assert len(set(_seeds(interrupted.out).split(', '))) == 2
+
+
+def test_a_test_takes_the_settings_of_the_run(tmp_path):
+  # An older run, from before there was `use_lstm`.
+  settings = {
+    'agent': 'deep',
+    'full_action_set': True,
+    'level_name': 'pong,breakout',
+    'popart': True,
+    'repeat_action_probability': 0.25,
+  }
+  text = json.dumps({'settings': settings})
+  (tmp_path / 'config.json').write_text(text)
+  spec = environments.EnvironmentSpec(
+    (84, 84), np.dtype(np.uint8), num_actions=18, frames_per_step=4, stack=4,
+    action_meanings=None,
+  )  # fmt: skip
+  with flagsaver.flagsaver():
+    experiment.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
+    experiment.use_settings_of_run()
+    for name, value in settings.items():
+      assert experiment.FLAGS[name].value == value
+    assert not experiment.FLAGS.use_lstm
+    assert experiment.make_agent('agent', spec).popart_levels == 2
+    experiment.FLAGS.popart = False
+    assert experiment.make_agent('agent', spec).popart_levels is None
 
 
 @pytest.mark.parametrize(
