@@ -90,7 +90,8 @@ def update_statistics(
   Returns:
     The statistics after; those of a level without targets are the same.
   """
-  is_own = tf.one_hot(level_index, len(statistics.mean), dtype=tf.float64)
+  num_levels = statistics.mean.shape[0]
+  is_own = tf.one_hot(level_index, num_levels, dtype=tf.float64)  # [B, N]
   columns = tf.reduce_sum(is_own, axis=0)  # [N]
   weight = 1.0 - (1.0 - STEP_SIZE) ** (columns * targets.shape[0])
 
