@@ -26,6 +26,7 @@ import numpy as np
 import instructions
 
 _GYM_PREFIX = 'gym:'
+_MAX_RESTARTS = 3
 
 
 class StepOutputInfo(NamedTuple):
@@ -251,6 +252,12 @@ class EpisodeTotals:
     self._steps[finished] = 0
     return info, first
 
+  def forget(self, env_id: int) -> None:
+    """Drops an episode: the environment's next output is a very first one."""
+    self._returns[env_id] = 0
+    self._steps[env_id] = 0
+    self._started[env_id] = False
+
 
 def make_environments(
   level_names: Sequence[str],
@@ -271,7 +278,8 @@ def make_environments(
     seed: what the environments' own seeds are derived from. Give different
       actors of one run different ones, such as [seed, actor].
     training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game.
+      episode of an Atari game, and an environment that fails is made anew, at
+      most 3 times in a row without an episode that came to its end.
     max_batch: the most environments that one `recv` returns; None for half of
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari_environments.AtariSettings; None for the paper's.
@@ -295,7 +303,12 @@ def make_environments(
     import gym_environments
 
     return gym_environments.GymEnvironments(
-      level_names, num_envs, seed, max_batch
+      level_names,
+      num_envs,
+      seed,
+      max_batch,
+      # A score must not depend on which episodes failed.
+      max_restarts=_MAX_RESTARTS if training else 0,
     )
   import atari_environments
 

@@ -29,6 +29,7 @@ class GymEnvironments(environments.Environments):
     num_envs: int,
     seed: int | Sequence[int],
     max_batch: int | None = None,
+    max_restarts: int = 0,
   ):
     """Makes all environments at once; does not wait for their first resets.
 
@@ -38,6 +39,7 @@ class GymEnvironments(environments.Environments):
       num_envs: see Environments.
       seed: see Environments.
       max_batch: see Environments.
+      max_restarts: see py_process.EnvironmentProcesses.
 
     Raises:
       ValueError: a level is unknown or has spaces that do not fit.
@@ -52,6 +54,8 @@ class GymEnvironments(environments.Environments):
         )
       ],
       self.level_names,
+      max_restarts,
+      self._episodes.forget,
     )
     try:
       self.spec = self._join_specs(self._processes.specs)
@@ -127,18 +131,20 @@ class GymEnvironments(environments.Environments):
 class GymEnvironment:
   """One Gymnasium environment as `py_process` runs it, in its own process."""
 
-  def __init__(self, level_name: str, seed: int):
+  def __init__(self, level_name: str, seed: int, num_restarts: int = 0):
     """Makes the environment.
 
     Args:
       level_name: see GymEnvironments.
       seed: for the first reset, and for code that draws from the global
         generators of Python and NumPy.
+      num_restarts: added to the seed: what failed is not played again.
 
     Raises:
       py_process_worker.UnusableLevelError: it does not exist or has spaces that
         are not supported.
     """
+    seed += num_restarts
     random.seed(seed)
     np.random.seed(seed)
     self._seed = seed

@@ -71,6 +71,27 @@ class TestGym(contract.EnvironmentsContract):
     assert [row.reward for row in rows] == [0, 6, 6]
     assert (rows[2].observation.frame == 2).all()
 
+  def test_restarted_environment_begins_anew(self, capfd):  # D08
+    envs = contract.make('gym:tests.count_env:SecondEpisodeRaises-v0')
+    rows = [row for _, row in contract.step_all(envs, 16)]
+    envs.close()
+    # Four steps, the next episode's first, and the restart.
+    assert [row.done for row in rows[:7]] == (
+      [True] + [False] * 3 + [True, False, True]
+    )
+    assert [row.reward for row in rows[:7]] == [0, 1, 1, 1, 1, 1, 0]
+    assert rows[6].info == (0, 0, False)
+    assert set(contract.finished(enumerate(rows))) == {(4.0, 4)}
+    assert 'OSError' in capfd.readouterr().err
+
+  def test_failure_ends_an_evaluation(self):
+    envs = contract.make(
+      'gym:tests.count_env:SecondEpisodeRaises-v0', training=False
+    )
+    with pytest.raises(py_process.EnvironmentFailed, match='at step 2\n'):
+      list(contract.step_all(envs, 16))
+    envs.close()
+
   def test_instructions(self):
     envs = contract.make('gym:tests.count_env:Text-v0')
     rows = [row for _, row in contract.step_all(envs, 10)]
