@@ -34,6 +34,7 @@ import console  # noqa: E402
 import environments  # noqa: E402
 import evaluation  # noqa: E402
 import learner as learner_lib  # noqa: E402
+import levels as levels_lib  # noqa: E402
 import metrics  # noqa: E402
 import monitor as monitor_lib  # noqa: E402
 import networks  # noqa: E402
@@ -449,15 +450,13 @@ def atari_settings() -> atari_environments.AtariSettings:
 
 def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
   """Makes the agent that the flags ask for."""
-  # Of the levels as named, not as played: a test may play them all where a
-  # training with few environments did not.
-  num_levels = len(FLAGS.level_name.split(','))
+  popart_levels = None
+  if FLAGS.popart:
+    # Of the levels as named, not as played: a test may play a few at a time, or
+    # all where a training with few environments did not.
+    popart_levels = len(levels_lib.parse(FLAGS.level_name, training=False))
   return networks.Agent(
-    spec,
-    FLAGS.agent,
-    FLAGS.use_lstm,
-    popart_levels=num_levels if FLAGS.popart else None,
-    name=name,
+    spec, FLAGS.agent, FLAGS.use_lstm, popart_levels, name=name
   )
 
 

@@ -335,6 +335,8 @@ def test_a_test_takes_the_settings_of_the_run(tmp_path):
       assert experiment.FLAGS[name].value == value
     assert not experiment.FLAGS.use_lstm
     assert experiment.make_agent('agent', spec).popart_levels == 2
+    experiment.FLAGS.level_name = 'atari57'
+    assert experiment.make_agent('agent', spec).popart_levels == 57
     experiment.FLAGS.popart = False
     assert experiment.make_agent('agent', spec).popart_levels is None
 
