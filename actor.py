@@ -44,6 +44,7 @@ def unroll_specs(
 ) -> ActorOutput:
   """Returns the `tf.TensorSpec`s of one unroll, in an `ActorOutput`."""
   steps = unroll_length + 1
+  levels = [] if agent.popart_levels is None else [agent.popart_levels]
 
   def one(shape, dtype):
     return tf.TensorSpec(shape, dtype)
@@ -70,7 +71,7 @@ def unroll_specs(
     agent_outputs=networks.AgentOutput(
       action=one([steps], tf.int32),
       policy_logits=one([steps, spec.num_actions], tf.float32),
-      baseline=one([steps], tf.float32),
+      baseline=one([steps, *levels], tf.float32),
     ),
   )
 

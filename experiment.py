@@ -93,6 +93,11 @@ flags.DEFINE_enum(
   'The network. If not given, shallow for images and vector otherwise.',
 )
 flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
+flags.DEFINE_boolean(
+  'popart',
+  False,
+  'PopArt: values normalised for each level. Goes with --reward_clipping=none.',
+)
 
 flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.', lower_bound=0)
 flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.', lower_bound=0)
@@ -479,6 +484,7 @@ RUN_FLAGS = (
   'agent',
   'full_action_set',
   'level_name',
+  'popart',
   'repeat_action_probability',
   'use_lstm',
 )
@@ -489,7 +495,8 @@ def use_settings_of_run() -> None:
   settings = checkpoint.read_settings(FLAGS.logdir)
   for name in RUN_FLAGS:
     if not FLAGS[name].present:
-      FLAGS[name].value = settings[name]
+      # A run may be older than a flag.
+      FLAGS[name].value = settings.get(name, FLAGS[name].value)
 
 
 def make_envs(
@@ -516,7 +523,14 @@ def atari_settings() -> atari_environments.AtariSettings:
 
 def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
   """Makes the agent that the flags ask for."""
-  return networks.Agent(spec, FLAGS.agent, FLAGS.use_lstm, name=name)
+  popart_levels = None
+  if FLAGS.popart:
+    # Of the levels as named, not as played: a test may play a few at a time, or
+    # all where a training with few environments did not.
+    popart_levels = len(levels.parse(FLAGS.level_name, training=False))
+  return networks.Agent(
+    spec, FLAGS.agent, FLAGS.use_lstm, popart_levels, name=name
+  )
 
 
 def fill_in_flags(

@@ -16,6 +16,7 @@ from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 import actor
 import environments
 import networks
+import popart
 import vtrace
 
 tf1 = tf.compat.v1
@@ -154,20 +155,25 @@ def compute_loss(
   agent: networks.Agent,
   batch: actor.ActorOutput,
   hyperparameters: Hyperparameters,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+  statistics: popart.Statistics | None = None,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor], popart.Statistics | None]:
   """Computes the loss of one batch of unrolls.
 
   Args:
     agent: the target policy.
     batch: time-major, `[T + 1, B, ...]`.
     hyperparameters: weights of the losses, discounting, reward clipping.
+    statistics: of the levels, with PopArt.
 
   Returns:
-    The loss, a float32 scalar, and scalars to report by name.
+    The loss, a float32 scalar; scalars to report by name; and the statistics
+    after this batch, under which the loss is taken.
   """
   logits, baseline, _ = agent.unroll(
     batch.agent_outputs.action, batch.env_outputs, batch.agent_state
   )
+  if statistics is not None:
+    baseline = popart.unnormalise(baseline, batch.level_index, statistics)
   # See "Time" in the README: the learner's last output only bootstraps, and
   # the actor's first belongs to the unroll before. After this, index t pairs
   # pi, mu, the action and the reward it led to, all of x[t].
@@ -188,10 +194,18 @@ def compute_loss(
     values=values,
     bootstrap_value=bootstrap_value,
   )
+  advantages, errors = corrected.pg_advantages, corrected.vs - values
+  if statistics is not None:
+    statistics = popart.update_statistics(
+      statistics, corrected.vs, batch.level_index
+    )
+    # Of normalised targets and values: the mean cancels out.
+    scale = tf.gather(statistics.scale, batch.level_index)
+    advantages, errors = advantages / scale, errors / scale
   policy_gradient_loss = compute_policy_gradient_loss(
-    target_logits, behaviour.action, corrected.pg_advantages
+    target_logits, behaviour.action, advantages
   )
-  baseline_loss = compute_baseline_loss(corrected.vs - values)
+  baseline_loss = compute_baseline_loss(errors)
   entropy_loss = compute_entropy_loss(target_logits)
   total = (
     policy_gradient_loss
@@ -200,7 +214,7 @@ def compute_loss(
   )
   steps = hyperparameters.batch_size * hyperparameters.unroll_length
   rhos = tf.exp(tf.minimum(corrected.log_rhos, 0.0))
-  return total, {
+  scalars = {
     'losses/total': total,
     'losses/policy_gradient': policy_gradient_loss,
     'losses/baseline': baseline_loss,
@@ -209,6 +223,7 @@ def compute_loss(
     'mean_clipped_rho': tf.reduce_mean(rhos),
     'max_abs_log_rho': tf.reduce_max(tf.abs(corrected.log_rhos)),
   }
+  return total, scalars, statistics
 
 
 def time_major(batch: actor.ActorOutput) -> actor.ActorOutput:
@@ -265,10 +280,16 @@ class Learner:
       self._stage = area.put(tensors)
       batch = tf.nest.pack_sequence_as(specs, area.get())
 
-    loss, scalars = compute_loss(agent, batch, hyperparameters)
+    self._popart = statistics = None
+    if agent.popart_levels is not None:
+      self._popart = popart.PopArt(agent.baseline_head)
+      statistics = self._popart.statistics
+    loss, scalars, statistics = compute_loss(
+      agent, batch, hyperparameters, statistics
+    )
     lag = self.num_updates.read_value() - batch.policy_update
     with tf.control_dependencies([lag]):
-      update, more = self._build_update(loss, frames_per_step)
+      update, more = self._build_update(loss, frames_per_step, statistics)
     lag = tf.reduce_mean(tf.cast(lag, tf.float32))
     scalars |= more | {'policy_lag': lag}
     with tf.control_dependencies([update]):
@@ -280,11 +301,13 @@ class Learner:
       info=batch.env_outputs.info,
     )
 
-  def _build_update(self, loss, frames_per_step):
+  def _build_update(self, loss, frames_per_step, statistics):
     """Returns the update op and its scalars; nothing moves if not finite."""
     hyperparameters = self._hyperparameters
     weights = self.agent.trainable_variables
     gradients = tf.gradients(loss, weights)
+    if self._popart:
+      gradients = self._popart.rescale_gradients(gradients, weights, statistics)
     norm = tf.linalg.global_norm(gradients)
     if hyperparameters.max_gradient_norm > 0:
       gradients, _ = tf.clip_by_global_norm(
@@ -306,7 +329,11 @@ class Learner:
       [tf.debugging.check_numerics(loss, 'the loss')]
     ):
       checked = tf.debugging.check_numerics(norm, 'the gradient')
-    with tf.control_dependencies([checked, learning_rate]):
+    ready = [checked, learning_rate]
+    if self._popart:
+      with tf.control_dependencies(ready):
+        ready = [self._popart.apply(statistics)]
+    with tf.control_dependencies(ready):
       train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
     frames = (
       hyperparameters.batch_size
@@ -323,6 +350,7 @@ class Learner:
       self.num_updates,
       *weights,
       *optimizer.variables(),
+      *(self._popart.variables if self._popart else ()),
     ]
     return update, {'learning_rate': learning_rate, 'gradient_norm': norm}
 

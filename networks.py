@@ -34,7 +34,8 @@ class AgentOutput(NamedTuple):
   Attributes:
     action: int32 [...], drawn from the policy.
     policy_logits: float32 [..., A].
-    baseline: float32 [...], the estimated value V(x).
+    baseline: float32 [...], the estimated value V(x); with PopArt [..., N],
+      for each of the N levels, normalised.
   """
 
   action: tf.Tensor
@@ -240,13 +241,18 @@ class Core(snt.Module):
 
 
 class Agent(snt.Module):
-  """Policy and baseline from observations, last actions and last rewards."""
+  """Policy and baseline from observations, last actions and last rewards.
+
+  Attributes:
+    popart_levels: N, the number of levels, with PopArt; else None.
+  """
 
   def __init__(
     self,
     spec: environments.EnvironmentSpec,
     torso: str,
     use_lstm: bool,
+    popart_levels: int | None = None,
     name: str = 'agent',
   ):
     """Makes the agent.
@@ -255,6 +261,8 @@ class Agent(snt.Module):
       spec: what the environments show and which actions they take.
       torso: one of `TORSOS`.
       use_lstm: whether an LSTM stands between torso and heads.
+      popart_levels: how many levels have a baseline of their own, see
+        `popart`; None for a single one.
       name: the scope of the agent's variables.
 
     Raises:
@@ -266,7 +274,13 @@ class Agent(snt.Module):
     self._reader = InstructionReader() if spec.has_instruction else None
     self._core = Core() if use_lstm else None
     self._policy_logits = snt.Linear(spec.num_actions, name='policy_logits')
-    self._baseline = snt.Linear(1, name='baseline')
+    self._baseline = snt.Linear(popart_levels or 1, name='baseline')
+    self.popart_levels = popart_levels
+
+  @property
+  def baseline_head(self) -> snt.Linear:
+    """The layer that gives the baseline; has weights after the first call."""
+    return self._baseline
 
   def initial_state(self, batch_size: int) -> AgentState:
     """Returns the state before any episode, as arrays of zeros."""
@@ -292,8 +306,8 @@ class Agent(snt.Module):
       state: before step 0.
 
     Returns:
-      policy_logits, float32 [T, B, A]; baseline, float32 [T, B]; and the state
-      after the last step.
+      policy_logits, float32 [T, B, A]; baseline, float32 [T, B], with PopArt
+      [T, B, N]; and the state after the last step.
     """
     (frame, instruction), done = env_outputs.observation, env_outputs.done
     core, history = state
@@ -314,7 +328,9 @@ class Agent(snt.Module):
     if self._core:
       features, core = self._core(features, done, core)
     policy_logits = snt.BatchApply(self._policy_logits)(features)
-    baseline = tf.squeeze(snt.BatchApply(self._baseline)(features), axis=-1)
+    baseline = snt.BatchApply(self._baseline)(features)
+    if self.popart_levels is None:
+      baseline = tf.squeeze(baseline, axis=-1)
     return policy_logits, baseline, AgentState(core, history)
 
   def step(

@@ -318,7 +318,9 @@ class TestClosedQueue:
       run.play()
 
 
-def _max_abs_log_rho(levels, torso, use_lstm, num_updates, T, **kwargs):
+def _max_abs_log_rho(
+  levels, torso, use_lstm, num_updates, T, popart_levels=None, **kwargs
+):
   """Trains with a learning rate of 0; returns the largest |log-rho|."""
   hyperparameters = learner.Hyperparameters(
     batch_size=4,
@@ -342,7 +344,9 @@ def _max_abs_log_rho(levels, torso, use_lstm, num_updates, T, **kwargs):
     training = experiment.build_training(
       envs,
       levels,
-      lambda name: networks.Agent(envs.spec, torso, use_lstm, name=name),
+      lambda name: networks.Agent(
+        envs.spec, torso, use_lstm, popart_levels, name=name
+      ),
       hyperparameters,
       queue_capacity=4,
       seed=1,
@@ -371,11 +375,13 @@ def _max_abs_log_rho(levels, torso, use_lstm, num_updates, T, **kwargs):
 class TestActorAndLearnerAgree:
   """With frozen weights pi = mu; anything misaligned shows."""
 
-  @pytest.mark.parametrize('use_lstm', [False, True])
-  def test_on_episodes_of_odd_lengths(self, use_lstm):
+  @pytest.mark.parametrize(
+    ('use_lstm', 'popart_levels'), [(False, None), (True, None), (False, 5)]
+  )
+  def test_on_episodes_of_odd_lengths(self, use_lstm, popart_levels):
     levels = [_COUNT.format(length) for length in (1, 3, 7, 20, 33)]
     largest = _max_abs_log_rho(
-      levels, 'vector', use_lstm, num_updates=8, T=20, num_envs=5
+      levels, 'vector', use_lstm, 8, 20, popart_levels, num_envs=5
     )
     assert largest < 1e-4
 

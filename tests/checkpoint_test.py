@@ -271,7 +271,7 @@ def test_settings_that_cannot_be_read_are_refused(tmp_path):
 class Training:
   """A learner that always gets the same batch."""
 
-  def __init__(self, logdir, total_environment_frames=1000):
+  def __init__(self, logdir, total_environment_frames=1000, popart_levels=None):
     spec = environments.EnvironmentSpec(
       (3,), np.dtype(np.float32), num_actions=2, frames_per_step=1, stack=1,
       action_meanings=None,
@@ -284,7 +284,7 @@ class Training:
     )  # fmt: skip
     with tf.Graph().as_default():
       tf1.set_random_seed(1)
-      agent = networks.Agent(spec, 'vector', True, name='agent')
+      agent = networks.Agent(spec, 'vector', True, popart_levels, name='agent')
       specs = actor.unroll_specs(agent, spec, _T)
       queue = actor.make_queue(specs, 30 * _B)
       self.learner = learner.Learner(agent, queue, specs, 1, hyperparameters)
@@ -327,15 +327,18 @@ def _make_batch(specs):
   return tf.nest.flatten(batch)
 
 
-def test_restoring_continues_as_if_nothing_had_happened(tmp_path):
-  whole = Training(tmp_path / 'whole')
+@pytest.mark.parametrize('popart_levels', [None, 2])
+def test_restoring_continues_as_if_nothing_had_happened(
+  tmp_path, popart_levels
+):
+  whole = Training(tmp_path / 'whole', popart_levels=popart_levels)
   expected = whole.update(20)
 
-  first = Training(tmp_path)
+  first = Training(tmp_path, popart_levels=popart_levels)
   actual = first.update(10)
   assert first.frames == 10 * _T * _B
   assert first.save()
-  second = Training(tmp_path)
+  second = Training(tmp_path, popart_levels=popart_levels)
   assert second.path
   actual += second.update(10)
 

@@ -10,6 +10,7 @@ import actor
 import environments
 import learner
 import networks
+import popart
 
 tf1 = tf.compat.v1
 
@@ -36,8 +37,10 @@ _HYPERPARAMETERS = learner.Hyperparameters(
 class StubAgent(tf.Module):
   """Says what it is told, whatever it sees."""
 
+  popart_levels = None
+
   def __init__(self, logits, baseline, weights=()):
-    """Takes logits [T + 1, B, A] and baseline [T + 1, B]."""
+    """Takes logits [T + 1, B, A] and baseline [T + 1, B] or [T + 1, B, N]."""
     super().__init__()
     self._outputs = tf.cast(logits, tf.float32), tf.cast(baseline, tf.float32)
     self._weights = weights
@@ -53,7 +56,7 @@ def _hyperparameters(**changes):
   return dataclasses.replace(_HYPERPARAMETERS, **changes)
 
 
-def _batch(rewards, done, logits, actions):
+def _batch(rewards, done, logits, actions, level_index=None):
   """Returns a batch, time-major; rewards and done are [T, B]: what follows."""
   rewards, done, actions = (
     np.concatenate([first, np.asarray(array)])
@@ -66,7 +69,7 @@ def _batch(rewards, done, logits, actions):
   )
   logits = np.concatenate([np.full_like(logits[:1], 7.0), logits])
   return actor.ActorOutput(
-    level_index=None,
+    level_index=level_index,
     policy_update=None,
     agent_state=networks.AgentState((), ()),
     env_outputs=environments.StepOutput(
@@ -146,7 +149,7 @@ class TestLosses:
       np.concatenate([np.log(policy), last]), [[10.0], [20.0], [40.0]]
     )
     batch = _batch([[1.0], [2.0]], done, np.log(policy), actions)
-    total, scalars = learner.compute_loss(
+    total, scalars, _ = learner.compute_loss(
       agent,
       batch,
       _hyperparameters(
@@ -235,13 +238,15 @@ class TestLearningRate:
 class Run:
   """A learner with a queue to fill, in a graph and a session of its own."""
 
-  def __init__(self, make_agent=None, frames_per_step=3, **changes):
+  def __init__(
+    self, make_agent=None, frames_per_step=3, popart_levels=None, **changes
+  ):
     self.hyperparameters = _hyperparameters(**changes)
     length = self.hyperparameters.unroll_length
     with tf.Graph().as_default():
       tf1.set_random_seed(1)
       if make_agent is None:
-        self.agent = networks.Agent(_SPEC, 'vector', use_lstm=False)
+        self.agent = networks.Agent(_SPEC, 'vector', False, popart_levels)
       else:
         self.agent = make_agent()
       self.specs = actor.unroll_specs(self.agent, _SPEC, length)
@@ -283,6 +288,13 @@ class Run:
   def values(self):
     return self.session.run(list(self.learner.variables))
 
+  def statistics(self):
+    """Returns mu and nu of PopArt."""
+    variables = self.learner.variables
+    return self.session.run(
+      [v for v in variables if v.name.startswith('popart/')]
+    )
+
   def weights(self):
     """Returns the agent's weights in float64, by name."""
     weights = self.agent.trainable_variables
@@ -312,9 +324,13 @@ def _unroll(specs, seed, **fields):
 class Reference:
   """The update in float64 NumPy, step by step, for the vector agent."""
 
-  def __init__(self, weights, hyperparameters):
+  def __init__(self, weights, hyperparameters, popart_levels=None):
     self.weights = weights
     self._hyperparameters = hyperparameters
+    self._has_popart = popart_levels is not None
+    # mu and nu of PopArt; without it, what changes nothing.
+    self.mean = np.zeros(popart_levels or 1)
+    self.second_moment = np.ones(popart_levels or 1)
     self._squares = {name: np.ones_like(w) for name, w in weights.items()}
     self._moments = {name: np.zeros_like(w) for name, w in weights.items()}
 
@@ -322,15 +338,23 @@ class Reference:
     (name,) = (name for name in self.weights if name.endswith(end))
     return name
 
-  def _losses(self, unroll, logits, V):
-    """Returns the loss and its gradients with regard to logits and V."""
+  @property
+  def _scale(self):
+    return np.sqrt(self.second_moment - self.mean**2)
+
+  def _losses(self, unroll, logits, baseline):
+    """Returns the loss, its gradients by the arguments, and the targets."""
     h = self._hyperparameters
+    level = unroll.level_index if self._has_popart else 0
+    scale = self._scale[level]
+    V = baseline[:, level] * scale + self.mean[level]
     outputs, behaviour = unroll.env_outputs, unroll.agent_outputs
     pi, mu = (
       np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
       for x in (logits, np.float64(behaviour.policy_logits))
     )
-    loss, d_logits, d_V = 0.0, np.zeros_like(logits), np.zeros_like(V)
+    loss, targets = 0.0, []
+    d_logits, d_baseline = np.zeros_like(logits), np.zeros_like(baseline)
     vs = V[-1]
     for t in reversed(range(h.unroll_length)):
       # Time in an unroll: what follows x_t stands at t + 1.
@@ -343,17 +367,20 @@ class Reference:
       advantage = rho * (reward + discount * vs - V[t])
       delta = rho * (reward + discount * V[t + 1] - V[t])
       vs = V[t] + delta + discount * rho * (vs - V[t + 1])
+      targets.append(vs)
+      advantage /= scale
+      error = (vs - V[t]) / scale
       log_pi = np.log(pi[t])
       entropy = -np.sum(pi[t] * log_pi)
       loss += -advantage * log_pi[action] - h.entropy_cost * entropy
-      loss += h.baseline_cost * 0.5 * (vs - V[t]) ** 2
-      d_V[t] = h.baseline_cost * (V[t] - vs)
+      loss += h.baseline_cost * 0.5 * error**2
+      d_baseline[t, level] = -h.baseline_cost * error
       d_logits[t] = advantage * (pi[t] - np.eye(len(log_pi))[action])
       d_logits[t] += h.entropy_cost * pi[t] * (log_pi + entropy)
-    return loss, d_logits, d_V
+    return loss, d_logits, d_baseline, targets
 
   def _gradients(self, unroll):
-    """Returns one unroll's gradients by name, and its loss."""
+    """Returns one unroll's gradients by name, its loss and its targets."""
     gradients = {}
 
     def forwards(layer, inputs):
@@ -373,18 +400,38 @@ class Reference:
     last_actions = np.eye(_SPEC.num_actions)[unroll.agent_outputs.action]
     features = np.concatenate([second, last_rewards, last_actions], axis=1)
     logits = forwards('policy_logits', features)
-    V = forwards('baseline', features)[:, 0]
-    loss, d_logits, d_V = self._losses(unroll, logits, V)
+    baseline = forwards('baseline', features)
+    loss, d_logits, d_baseline, targets = self._losses(unroll, logits, baseline)
     d_features = backwards('policy_logits', features, d_logits)
-    d_features += backwards('baseline', features, d_V[:, None])
+    d_features += backwards('baseline', features, d_baseline)
     d_second = d_features[:, : second.shape[1]] * (1 - second**2)
     d_first = backwards('linear_1', first, d_second) * (1 - first**2)
     backwards('linear_0', observations, d_first)
-    return gradients, loss
+    return gradients, loss, targets
+
+  def _update_statistics(self, unrolls):
+    """Moves mu and nu to the targets and rescales the head."""
+    targets = {}
+    for unroll in unrolls:
+      own = targets.setdefault(int(unroll.level_index), [])
+      own += self._gradients(unroll)[2]
+    scale, mean = self._scale, self.mean.copy()
+    for level, own in targets.items():
+      weight = 1 - (1 - popart.STEP_SIZE) ** len(own)
+      self.mean[level] += weight * (np.mean(own) - mean[level])
+      self.second_moment[level] += weight * (
+        np.mean(np.square(own)) - self.second_moment[level]
+      )
+    w, b = self._weight('/baseline/w'), self._weight('/baseline/b')
+    self.weights[w] = self.weights[w] * scale / self._scale
+    self.weights[b] = self.weights[b] * scale + mean - self.mean
+    self.weights[b] /= self._scale
 
   def update(self, unrolls, learning_rate):
     """Returns the loss and the norm of the gradient, unclipped."""
     h = self._hyperparameters
+    if self._has_popart:
+      self._update_statistics(unrolls)
     parts = [self._gradients(unroll) for unroll in unrolls]
     loss = sum(part[1] for part in parts)
     gradients = {name: sum(p[0][name] for p in parts) for name in self.weights}
@@ -410,14 +457,22 @@ class TestUpdate:
       {'max_gradient_norm': 0.0, 'reward_clipping': 'none'},
       {'max_gradient_norm': 0.5, 'momentum': 0.9, 'epsilon': 0.1},
       {'batch_size': 3, 'unroll_length': 1, 'decay': 0.5, 'epsilon': 1e-5},
+      {'popart_levels': 4, 'reward_clipping': 'none'},
+      {'popart_levels': 4, 'reward_clipping': 'none', 'batch_size': 5},
     ],
   )
-  def test_equals_numpy(self, changes):
+  def test_equals_numpy(self, changes, monkeypatch):
+    # So that PopArt's scales change a lot within an update.
+    monkeypatch.setattr(popart, 'STEP_SIZE', 0.1)
+    popart_levels = changes.get('popart_levels')
     # A large rate, short run: both the step and the decay are seen.
     run = Run(learning_rate=0.01, total_environment_frames=300, **changes)
     B, T = run.hyperparameters.batch_size, run.hyperparameters.unroll_length
-    reference = Reference(run.weights(), run.hyperparameters)
+    reference = Reference(run.weights(), run.hyperparameters, popart_levels)
     unrolls = [_unroll(run.specs, seed) for seed in range(4 * B)]
+    if popart_levels:
+      for unroll in unrolls:
+        unroll.env_outputs.reward[:] *= 10.0**unroll.level_index
     run.put(*unrolls)
     results = run.update(3)
     for i, result in enumerate(results):
@@ -432,6 +487,13 @@ class TestUpdate:
       np.testing.assert_allclose(
         value, reference.weights[name], rtol=1e-4, atol=2e-6, err_msg=name
       )
+    if popart_levels:
+      for value, expected in zip(
+        run.statistics(),
+        (reference.mean, reference.second_moment),
+        strict=True,
+      ):
+        np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
 
   def test_counts_beyond_float32(self):
     run = Run(batch_size=1, unroll_length=1, frames_per_step=1)
@@ -544,8 +606,9 @@ class TestGradientClip:
     for a, b in zip(run.values(), before, strict=True):
       np.testing.assert_array_equal(a, b)
 
-  def test_an_agents_weights_survive_an_infinite_reward(self):
-    run = Run(reward_clipping='none')
+  @pytest.mark.parametrize('popart_levels', [None, 4])
+  def test_an_agents_weights_survive_an_infinite_reward(self, popart_levels):
+    run = Run(reward_clipping='none', popart_levels=popart_levels)
     unrolls = [_unroll(run.specs, seed) for seed in range(6)]
     unrolls[3].env_outputs.reward[2] = np.inf
     run.put(*unrolls)
@@ -559,6 +622,125 @@ class TestGradientClip:
     for a, b in zip(run.values(), before[0], strict=True):
       np.testing.assert_array_equal(a, b)
       assert np.isfinite(a).all()
+
+
+def _names(run):
+  return {
+    v.name.split(':')[0]: v.shape.as_list() for v in run.learner.variables
+  }
+
+
+class TestPopArt:
+  # Two steps, of which the second ends the episode; pi = mu.
+  _LOGITS = np.array([[[0.1, 0.7]] * 2, [[-0.3, 0.2]] * 2, [[0.0, 0.0]] * 2])
+
+  def _loss(self, scales, level_index, statistics):
+    """Returns `compute_loss`, the gradient by logits and by baseline."""
+    rewards = np.array([[0.3] * 2, [-0.7] * 2]) * scales
+    batch = _batch(
+      rewards, [[False] * 2, [True] * 2], self._LOGITS[:-1], [[0] * 2, [1] * 2],
+      tf.constant(level_index),
+    )  # fmt: skip
+    logits = tf.constant(self._LOGITS, tf.float32)
+    baseline = tf.ones([3, 2, 2]) * [[[0.5]], [[-0.4]], [[2.0]]]
+    with tf.GradientTape() as tape:
+      tape.watch((logits, baseline))
+      loss, scalars, statistics = learner.compute_loss(
+        StubAgent(logits, baseline),
+        batch,
+        _hyperparameters(reward_clipping='none', entropy_cost=0.0),
+        statistics,
+      )
+    return scalars, tape.gradient(loss, (logits, baseline)), statistics
+
+  def test_levels_count_alike_whatever_their_rewards(self, monkeypatch):
+    monkeypatch.setattr(popart, 'STEP_SIZE', 0.5)
+    statistics = popart.initial_statistics(2)
+    scales = np.array([0.01, 10.0])
+    for _ in range(20):
+      _, gradients, statistics = self._loss(scales, [0, 1], statistics)
+    np.testing.assert_allclose(
+      statistics.scale[1] / statistics.scale[0], 1000, rtol=1e-3
+    )
+    by_logits, by_baseline = gradients
+    assert np.abs(by_logits[:-1]).min() > 1e-3
+    np.testing.assert_allclose(by_logits[:, 0], by_logits[:, 1], rtol=1e-3)
+    own = by_baseline[:-1, 0, 0]
+    assert np.abs(own).min() > 1e-3
+    np.testing.assert_allclose(own, by_baseline[:-1, 1, 1], rtol=1e-3)
+    # To the outputs of the other level nothing flows.
+    assert not np.any(by_baseline[:, 0, 1]) and not np.any(by_baseline[:, 1, 0])
+    losses = [
+      self._loss(scale, [level] * 2, statistics)[0]
+      for level, scale in enumerate(scales)
+    ]
+    for name in ('losses/baseline', 'losses/policy_gradient'):
+      first, second = (float(scalars[name]) for scalars in losses)
+      assert first == pytest.approx(second, rel=1e-3)
+
+  def test_the_first_batch_is_normalised_by_its_own_targets(self):
+    # The bound holds for any target: one step of the statistics towards it.
+    statistics = popart.initial_statistics(2)
+    scalars, _, _ = self._loss(1e5, [0, 1], statistics)
+    assert float(scalars['losses/baseline']) < 4 / popart.STEP_SIZE
+
+  def test_is_finite_where_targets_never_change(self, monkeypatch):
+    monkeypatch.setattr(popart, 'STEP_SIZE', 0.5)
+    statistics = popart.initial_statistics(2)
+    for _ in range(20):
+      scalars, gradients, statistics = self._loss(0.0, [0, 1], statistics)
+      for tensor in (*scalars.values(), *gradients):
+        assert np.isfinite(tensor).all()
+
+  def test_values_outlive_an_update_that_learns_nothing(self, monkeypatch):
+    monkeypatch.setattr(popart, 'STEP_SIZE', 0.1)
+    run = Run(learning_rate=0.0, reward_clipping='none', popart_levels=4)
+    head = [name for name in run.weights() if '/baseline/' in name]
+
+    def values():
+      mean, second_moment = run.statistics()
+      scale = np.sqrt(second_moment - mean**2)
+      b, w = (run.weights()[name] * scale for name in head)
+      return b + mean, w
+
+    before, weights = values(), run.weights()
+    run.put(*[_unroll(run.specs, seed) for seed in range(8)])
+    run.update(3)
+    for a, b in zip(values(), before, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5)
+    for name, value in run.weights().items():
+      assert np.array_equal(value, weights[name]) == (name not in head)
+
+  def test_leaves_absent_levels_as_they_are(self):
+    run = Run(popart_levels=4)
+    unrolls = [_unroll(run.specs, seed) for seed in range(4)]
+    run.put(*[u._replace(level_index=np.int32(2)) for u in unrolls])
+    before, weights = run.statistics(), run.weights()
+    run.update(1)
+    for a, b in zip(run.statistics(), before, strict=True):
+      assert (a != b).tolist() == [False, False, True, False]
+    for name, value in run.weights().items():
+      if '/baseline/' in name:
+        changed = np.any(np.atleast_2d(value != weights[name]), axis=0)
+        assert changed.tolist() == [False, False, True, False]
+
+  def test_adds_variables_only_where_it_is_on(self):
+    plain, normalised = _names(Run()), _names(Run(popart_levels=3))
+    layers = ['vector_torso/mlp/linear_0', 'vector_torso/mlp/linear_1',
+              'policy_logits', 'baseline']  # fmt: skip
+    weights = {f'agent/{layer}/{w}' for layer in layers for w in 'wb'}
+    slots = {f'{w}/RMSProp{n}' for w in weights for n in ('', '_1')}
+    counters = {'num_environment_frames', 'num_updates'}
+    assert set(plain) == weights | slots | counters
+    assert set(normalised) - set(plain) == {
+      'popart/mean',
+      'popart/second_moment',
+    }
+    assert plain['agent/baseline/w'][1] == 1
+    assert normalised['agent/baseline/w'][1] == 3
+    assert {n for n in plain if plain[n] != normalised[n]} == {
+      n for n in plain if '/baseline/' in n
+    }
 
 
 class TestRun:

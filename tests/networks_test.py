@@ -185,6 +185,16 @@ class TestUnroll:
       assert a.shape == b.shape and a.dtype == b.dtype
     assert bool(after.core) == use_lstm
 
+  @pytest.mark.parametrize('popart_levels', [1, 5])
+  def test_with_popart_each_level_has_a_baseline(self, popart_levels):
+    agent = networks.Agent(_VECTOR, 'vector', False, popart_levels)
+    inputs, state = _inputs(_VECTOR, 3, 2), agent.initial_state(2)
+    baseline = agent.unroll(*inputs, state)[1]
+    assert baseline.shape == [3, 2, popart_levels]
+    output, _ = agent.step(*_slice(inputs, 0), state)
+    _assert_close(output.baseline, baseline[0], 1e-6)
+    assert agent.baseline_head.w.shape[1] == popart_levels
+
   @_AGENTS
   def test_two_unrolls_equal_one(self, spec, torso, use_lstm):
     agent = networks.Agent(spec, torso, use_lstm)

@@ -1,0 +1,187 @@
+"""PopArt: levels whose rewards differ in size, learnt on one scale.
+
+Each level i has an output n_i of the value head of its own, and the mean mu_i
+and the scale sigma_i of its V-trace targets. Its value is sigma_i n_i + mu_i;
+what is learnt is normalised. The order within an update is that of van Hasselt
+et al. (2016, arXiv:1602.07714), algorithm 1:
+
+1. V-trace, on values under the old statistics;
+2. the new statistics, from V-trace's targets `vs`;
+3. the head rescaled, so that all values are what they were;
+4. the loss under the new statistics, and one step of the rescaled head and of
+   all other weights.
+
+From Hessel et al. (2018), "Multi-task Deep Reinforcement Learning with PopArt",
+arXiv:1809.04474.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import sonnet as snt
+import tensorflow as tf
+
+# The paper's: how far one target moves the moments, and the bounds of sigma.
+STEP_SIZE = 3e-4
+MIN_SCALE = 1e-4
+MAX_SCALE = 1e6
+
+
+class Statistics(NamedTuple):
+  """Moments of each level's V-trace targets; N is the number of levels.
+
+  In float64: the variance is what is left between two numbers that are nearly
+  the same where targets vary little.
+
+  Attributes:
+    mean: float64 [N], mu.
+    second_moment: float64 [N], nu, of targets squared.
+  """
+
+  mean: tf.Tensor
+  second_moment: tf.Tensor
+
+  @property
+  def scale(self) -> tf.Tensor:
+    """sigma, float32 [N], the standard deviation within its bounds."""
+    variance = self.second_moment - tf.square(self.mean)
+    variance = tf.clip_by_value(variance, MIN_SCALE**2, MAX_SCALE**2)
+    return tf.cast(tf.sqrt(variance), tf.float32)
+
+
+def initial_statistics(num_levels: int) -> Statistics:
+  """Returns mean 0 and scale 1, which change nothing, for each level."""
+  return Statistics(
+    tf.zeros([num_levels], tf.float64), tf.ones([num_levels], tf.float64)
+  )
+
+
+def unnormalise(
+  outputs: tf.Tensor, level_index: tf.Tensor, statistics: Statistics
+) -> tf.Tensor:
+  """Computes values from the outputs of the head.
+
+  Args:
+    outputs: float32 [T, B, N], n of all levels.
+    level_index: int32 [B], the level of each column.
+    statistics: of the levels.
+
+  Returns:
+    float32 [T, B], each column the values of its level.
+  """
+  values = outputs * statistics.scale + tf.cast(statistics.mean, tf.float32)
+  is_own = tf.one_hot(level_index, values.shape[-1])  # [B, N]
+  return tf.reduce_sum(values * is_own, axis=-1)
+
+
+def update_statistics(
+  statistics: Statistics, targets: tf.Tensor, level_index: tf.Tensor
+) -> Statistics:
+  """Moves the statistics of each level in the batch towards its targets.
+
+  The k targets of a level count as k steps of `STEP_SIZE` towards their mean:
+  their order does not matter, and no batch is so large that it overshoots.
+
+  Args:
+    statistics: before.
+    targets: float32 [T, B], `vs`.
+    level_index: int32 [B], the level of each column.
+
+  Returns:
+    The statistics after; those of a level without targets are the same.
+  """
+  num_levels = statistics.mean.shape[0]
+  is_own = tf.one_hot(level_index, num_levels, dtype=tf.float64)  # [B, N]
+  columns = tf.reduce_sum(is_own, axis=0)  # [N]
+  weight = 1.0 - (1.0 - STEP_SIZE) ** (columns * targets.shape[0])
+
+  def follow(moment, samples):
+    sums = tf.linalg.matvec(is_own, tf.reduce_mean(samples, 0), True)
+    return moment + weight * (sums / tf.maximum(columns, 1.0) - moment)
+
+  targets = tf.cast(targets, tf.float64)
+  return Statistics(
+    follow(statistics.mean, targets),
+    follow(statistics.second_moment, tf.square(targets)),
+  )
+
+
+def rescale_head(
+  w: tf.Tensor, b: tf.Tensor, old: Statistics, new: Statistics
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Preserves values: computes weights that give under `new` what they gave.
+
+  Args:
+    w: float32 [D, N], the head's matrix under `old`.
+    b: float32 [N], its bias.
+    old: the statistics before.
+    new: the statistics after.
+
+  Returns:
+    The matrix and the bias under `new`.
+  """
+  shift = tf.cast(old.mean - new.mean, tf.float32)
+  return w * old.scale / new.scale, (b * old.scale + shift) / new.scale
+
+
+class PopArt:
+  """The statistics of a run as variables, with their part in the update.
+
+  Attributes:
+    variables: `Statistics` of variables, for the checkpoint. They stay with the
+      learner: acting needs no values.
+    statistics: their values before the update.
+  """
+
+  def __init__(self, head: snt.Linear):
+    """Makes the variables in the current graph.
+
+    Args:
+      head: the value head, with an output for each level; it may get its
+        weights later.
+    """
+    self._head = head
+    initial = initial_statistics(head.output_size)
+    self.variables = Statistics(
+      *(
+        tf.Variable(value, trainable=False, name=f'popart/{name}')
+        for name, value in zip(Statistics._fields, initial, strict=True)
+      )
+    )
+    # Read once: all parts of an update have to see the same.
+    self.statistics = Statistics(*(v.read_value() for v in self.variables))
+
+  def rescale_gradients(
+    self,
+    gradients: Sequence[tf.Tensor],
+    weights: Sequence[tf.Variable],
+    new: Statistics,
+  ) -> list[tf.Tensor]:
+    """Turns gradients of the head as it is to those of the rescaled head.
+
+    Values are the same before and after, so that all other gradients are. Those
+    of the head's weights, which shrink by new / old, grow by it.
+
+    Args:
+      gradients: of the loss under `new`, by `weights`.
+      weights: the agent's.
+      new: the statistics after this update.
+
+    Returns:
+      The gradients, in the same order.
+    """
+    growth = new.scale / self.statistics.scale
+    head = self._head.trainable_variables
+    return [
+      gradient * growth if any(weight is w for w in head) else gradient
+      for gradient, weight in zip(gradients, weights, strict=True)
+    ]
+
+  def apply(self, new: Statistics) -> tf.Operation:
+    """Sets the statistics to `new` and rescales the head, in one op."""
+    w, b = self._head.w, self._head.b
+    rescaled = rescale_head(
+      w.read_value(), b.read_value(), self.statistics, new
+    )
+    pairs = zip((w, b, *self.variables), (*rescaled, *new), strict=True)
+    return tf.group(*(variable.assign(value) for variable, value in pairs))
