@@ -26,13 +26,17 @@ class ActorOutput(NamedTuple):
     policy_update: int64 [], the number of updates behind the weights that
       acted first.
     agent_state: before step 0.
-    env_outputs: `StepOutput`, `[T + 1, ...]`.
+    earlier_frames: uint8 [S - 1, H, W], the frames beneath the newest one of
+      step 0, oldest first; `()` if none are stacked.
+    env_outputs: `StepOutput`, `[T + 1, ...]`; of stacked frames only the
+      newest, [T + 1, H, W]: each frame travels once.
     agent_outputs: `AgentOutput`, `[T + 1, ...]`; index t led to observation t.
   """
 
   level_index: object
   policy_update: object
-  agent_state: networks.AgentState
+  agent_state: tuple
+  earlier_frames: object
   env_outputs: environments.StepOutput
   agent_outputs: networks.AgentOutput
 
@@ -49,12 +53,20 @@ def unroll_specs(
   def one(shape, dtype):
     return tf.TensorSpec(shape, dtype)
 
+  earlier_frames = ()
+  if spec.stack > 1:
+    shape = [spec.stack - 1, *spec.frame_shape]
+    earlier_frames = one(shape, spec.frame_dtype)
+  observation = observation_specs(spec)._replace(
+    frame=one(spec.frame_shape, spec.frame_dtype)
+  )
   return ActorOutput(
     level_index=one([], tf.int32),
     policy_update=one([], tf.int64),
     agent_state=tf.nest.map_structure(
       lambda array: one(array.shape[1:], array.dtype), agent.initial_state(1)
     ),
+    earlier_frames=earlier_frames,
     env_outputs=environments.StepOutput(
       reward=one([steps], tf.float32),
       info=environments.StepOutputInfo(
@@ -64,8 +76,7 @@ def unroll_specs(
       ),
       done=one([steps], tf.bool),
       observation=tf.nest.map_structure(
-        lambda part: one([steps, *part.shape], part.dtype),
-        observation_specs(spec),
+        lambda part: one([steps, *part.shape], part.dtype), observation
       ),
     ),
     agent_outputs=networks.AgentOutput(
@@ -83,7 +94,7 @@ def observation_specs(
   instruction = ()
   if spec.has_instruction:
     instruction = tf.TensorSpec([instructions.MAX_WORDS], tf.int16)
-  frame = tf.TensorSpec(spec.frame_shape, spec.frame_dtype)
+  frame = tf.TensorSpec(spec.observation_shape, spec.frame_dtype)
   return environments.Observation(frame, instruction)
 
 
@@ -92,6 +103,42 @@ def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
   flat = tf.nest.flatten(specs)
   return tf.queue.FIFOQueue(
     capacity, [s.dtype for s in flat], [s.shape for s in flat]
+  )
+
+
+def stack_frames(batch: ActorOutput) -> ActorOutput:
+  """Stacks frames again that travelled one by one.
+
+  Args:
+    batch: unrolls, time-major.
+
+  Returns:
+    The batch with the observations that the environments gave: frames are uint8
+    [T + 1, B, S, H, W]. As it was if no frames are stacked.
+  """
+  if isinstance(batch.earlier_frames, tuple):
+    return batch
+  observation, info = batch.env_outputs.observation, batch.env_outputs.info
+  length, size, *shape = observation.frame.shape
+  earlier = batch.earlier_frames.shape[1]
+  # Stacks are blank before a game's start, which no lost life is.
+  begins = info.episode_done | tf.equal(info.episode_step, 0)
+  game = tf.cumsum(tf.cast(begins, tf.int32))  # [T + 1, B]
+  game = tf.concat([tf.zeros([earlier, size], tf.int32), game], axis=0)
+  steps = np.arange(length)[:, None] + np.arange(earlier + 1)  # [T + 1, S]
+  same = tf.equal(tf.gather(game, steps), game[earlier:, None])
+  # Row 0 of the table is the blank frame.
+  rows = tf.where(same, steps[..., None] * size + np.arange(size) + 1, 0)
+  table = [
+    tf.zeros([1, *shape], tf.uint8),
+    tf.reshape(tf.transpose(batch.earlier_frames, [1, 0, 2, 3]), [-1, *shape]),
+    tf.reshape(observation.frame, [-1, *shape]),
+  ]
+  stacks = tf.gather(tf.concat(table, axis=0), tf.transpose(rows, [0, 2, 1]))
+  return batch._replace(
+    env_outputs=batch.env_outputs._replace(
+      observation=observation._replace(frame=stacks)
+    )
   )
 
 
@@ -201,6 +248,7 @@ class Actor:
     self._policy = policy
     self._refresh = refresh
     self._unroll_length = unroll_length
+    self._is_stacked = envs.spec.stack > 1
     flat = tf.nest.flatten(specs)
     self._feeds = [tf1.placeholder(s.dtype, [None, *s.shape]) for s in flat]
     self._enqueue = queue.enqueue_many(self._feeds)
@@ -245,7 +293,7 @@ class Actor:
       if steps % self._unroll_length == 0:
         num_updates = refresh()
       steps += 1
-      self._unrolls.policy_update[ids[self._time[ids] == 0]] = num_updates
+      self._note_beginnings(ids, env_outputs, num_updates)
       agent_outputs, state = act(
         self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)
       )
@@ -256,6 +304,10 @@ class Actor:
 
   def _record(self, ids, env_outputs):
     """Writes one step of each of `ids`; returns those whose unroll is full."""
+    if self._is_stacked:
+      observation = env_outputs.observation
+      newest = observation._replace(frame=observation.frame[:, -1])
+      env_outputs = env_outputs._replace(observation=newest)
     index = (ids, self._time[ids])
     _put(self._unrolls.env_outputs, index, tf.nest.flatten(env_outputs))
     _put(self._unrolls.agent_outputs, index, _take(self._agent_outputs, ids))
@@ -266,8 +318,17 @@ class Actor:
     last = (ids, self._unroll_length)
     for part in (self._unrolls.env_outputs, self._unrolls.agent_outputs):
       _put(part, (ids, 0), _take(part, last))
-    _put(self._unrolls.agent_state, ids, _take(self._state, ids))
     self._time[ids] = 0
+
+  def _note_beginnings(self, ids, env_outputs, num_updates):
+    """Writes what belongs to a whole unroll, where it is at step 0."""
+    rows = np.flatnonzero(self._time[ids] == 0)
+    ids = ids[rows]
+    self._unrolls.policy_update[ids] = num_updates
+    _put(self._unrolls.agent_state, ids, _take(self._state, ids))
+    if self._is_stacked:
+      stacks = env_outputs.observation.frame
+      self._unrolls.earlier_frames[ids] = stacks[rows, :-1]
 
 
 def _take(arrays, index):

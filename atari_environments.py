@@ -15,6 +15,8 @@ import numpy as np
 import environments
 import suites
 
+_STACK = 4
+
 
 @dataclasses.dataclass(frozen=True)
 class AtariSettings:
@@ -22,7 +24,8 @@ class AtariSettings:
 
   Attributes:
     frames_per_step: frames for which an action is repeated. The observation
-      is the maximum over the last two, in grey, scaled to 84 x 84.
+      is the maximum over the last two, in grey, scaled to 84 x 84, stacked
+      on those of the three steps before.
     max_noops: a game starts with 1 to this many frames without an action,
       uniform; 0 for none.
     max_episode_frames: a game is cut after so many frames (half an hour).
@@ -129,7 +132,7 @@ class AtariEnvironments(environments.Environments):
       frame_dtype=np.dtype(np.uint8),
       num_actions=len(meanings),
       frames_per_step=self._settings.frames_per_step,
-      stack=4,
+      stack=_STACK,
       action_meanings=meanings,
     )
 
@@ -166,7 +169,7 @@ class AtariEnvironments(environments.Environments):
     rewards: np.ndarray,
     over: np.ndarray,
     lives: np.ndarray,
-    frames: np.ndarray,
+    stacks: np.ndarray,
   ) -> tuple[np.ndarray, environments.StepOutput]:
     # The emulator's rewards are integers: nothing to check.
     rewards = rewards.astype(np.float32)
@@ -177,7 +180,7 @@ class AtariEnvironments(environments.Environments):
       # may be over, or go on for a last one (bank_heist).
       done |= lives < self._lives[env_ids]
       self._lives[env_ids] = lives
-    observation = environments.Observation(frames, ())
+    observation = environments.Observation(stacks, ())
     return env_ids, environments.StepOutput(rewards, info, done, observation)
 
   def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
@@ -251,7 +254,7 @@ class _AtariGroup:
 
     Returns:
       int32 [n] rewards, bool [n] where a game has ended and the next has begun,
-      int32 [n] lives, and uint8 [n, 84, 84] frames.
+      int32 [n] lives, and uint8 [n, 4, 84, 84] stacks of frames.
     """
     if self._started:
       stacks, rewards, terminated, truncated, info = self._vector.recv()
@@ -266,7 +269,7 @@ class _AtariGroup:
     if self._draws_noops and begun.any():
       stacks, info = self._draw_again(begun, stacks, info)
     # Freshly allocated by the emulator for each call.
-    return rewards, over, info['lives'], stacks[:, 0]
+    return rewards, over, info['lives'], stacks
 
   def _draw_again(
     self, begun: np.ndarray, stacks: np.ndarray, info: dict[str, np.ndarray]
@@ -306,11 +309,11 @@ def replay(
   group = _AtariGroup(
     np.zeros([1], np.int32), find_game(level_name), [seed], arguments
   )
-  _, _, _, frames = group.recv()
+  _, _, _, stacks = group.recv()
   for action in actions:
-    frame = frames[0]
+    frame = stacks[0, -1]
     group.send(np.array([action]))
-    rewards, over, _, frames = group.recv()
+    rewards, over, _, stacks = group.recv()
     yield frame, float(rewards[0]), bool(over[0])
 
 
@@ -338,6 +341,6 @@ def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:
     'num_threads': settings.num_threads or environments.count_cores(),
     'repeat_action_probability': settings.repeat_action_probability,
     'reward_clipping': False,
-    'stack_num': 1,
+    'stack_num': _STACK,
     'use_fire_reset': False,
   }

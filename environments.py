@@ -50,7 +50,8 @@ class Observation(NamedTuple):
   """What the agent sees.
 
   Attributes:
-    frame: [n, ...], the image or vector, see EnvironmentSpec.
+    frame: [n, ...], the image or vector, or a stack of images, see
+      EnvironmentSpec.
     instruction: int16 [n, instructions.MAX_WORDS], see instructions.hash_words;
       `()` in environments without language.
   """
@@ -88,8 +89,9 @@ class EnvironmentSpec:
     frame_dtype: its type, np.uint8 for images and else np.float32.
     num_actions: actions are 0 to num_actions - 1.
     frames_per_step: environment frames in one agent step (action repeats).
-    stack: how many successive frames the agent sees at once. The environments
-      give single ones: the agent stacks.
+    stack: S, how many successive frames the agent sees at once. Above 1, all
+      S are in an observation: [S, *frame_shape], oldest first, blank before
+      the game began, which is later than `done` where a life was lost.
     action_meanings: the actions' names, or None.
     has_instruction: whether observations come with an instruction in words.
   """
@@ -103,9 +105,16 @@ class EnvironmentSpec:
   has_instruction: bool = False
 
   @property
+  def observation_shape(self) -> tuple[int, ...]:
+    """The shape of an observation's frame, or stack of frames."""
+    if self.stack == 1:
+      return self.frame_shape
+    return (self.stack, *self.frame_shape)
+
+  @property
   def observation_arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
     """Shape and type of each array that makes up one observation."""
-    arrays = [(self.frame_shape, self.frame_dtype)]
+    arrays = [(self.observation_shape, self.frame_dtype)]
     if self.has_instruction:
       arrays.append(((instructions.MAX_WORDS,), np.dtype(np.int16)))
     return arrays

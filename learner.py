@@ -279,6 +279,7 @@ class Learner:
       )
       self._stage = area.put(tensors)
       batch = tf.nest.pack_sequence_as(specs, area.get())
+    batch = actor.stack_frames(batch)
 
     self._popart = statistics = None
     if agent.popart_levels is not None:

@@ -43,59 +43,6 @@ class AgentOutput(NamedTuple):
   baseline: tf.Tensor
 
 
-class AgentState(NamedTuple):
-  """What the agent carries from one step to the next.
-
-  Attributes:
-    core: `(hidden, cell)`, each float32 [B, 256]; `()` without an LSTM.
-    frames: uint8 [B, stack - 1, H, W], the frames before the next one, oldest
-      first, blank before the episode's start; `()` if no frames are stacked.
-  """
-
-  core: tuple
-  frames: tf.Tensor | tuple
-
-
-def stack_frames(
-  frames: tf.Tensor, done: tf.Tensor, history: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
-  """Puts each frame behind those that came before it in its episode.
-
-  Args:
-    frames: uint8 [T, B, H, W], one frame a step.
-    done: bool [T, B], true where a frame opens an episode.
-    history: uint8 [B, S - 1, H, W], the frames before step 0.
-
-  Returns:
-    float32 [T, B, H, W, S] in [0, 1], the newest frame last, blank where the
-    episode had not begun; and the history after the last step.
-  """
-  length, batch, height, width = frames.shape
-  if batch is None:
-    batch = tf.shape(frames)[1]
-  earlier = history.shape[1]
-  history = tf.transpose(history, [1, 0, 2, 3])
-  sequence = tf.concat([history, frames], axis=0)  # [S - 1 + T, B, H, W]
-  # The step each stacked frame is taken from, and whether an episode began
-  # between the two. Row 0 of the table below is the blank frame.
-  episode = tf.cumsum(tf.cast(done, tf.int32), axis=0)  # [T, B]
-  episode = tf.concat([tf.zeros([earlier, batch], tf.int32), episode], axis=0)
-  steps = np.arange(length)[:, None] + np.arange(earlier + 1)  # [T, S]
-  same = tf.equal(tf.gather(episode, steps), episode[earlier:, None])
-  rows = steps[..., None] * batch + tf.range(batch) + 1  # [T, S, B]
-  rows = tf.transpose(tf.where(same, rows, 0), [0, 2, 1])  # [T, B, S]
-
-  # Scaled before they are stacked: each pixel once, not four times.
-  pixels = tf.cast(tf.reshape(sequence, [-1, height * width]), tf.float32)
-  table = tf.pad(pixels / 255.0, [[1, 0], [0, 0]])
-  stacked = tf.transpose(tf.gather(table, rows), [0, 1, 3, 2])
-  stacked = tf.reshape(stacked, [length, -1, height, width, earlier + 1])
-
-  recent = tf.cast(same[-1, 1:], tf.uint8)[..., None, None]
-  history = tf.transpose(sequence[-earlier:] * recent, [1, 0, 2, 3])
-  return stacked, history
-
-
 class ShallowTorso(snt.Module):
   """Two convolutions: the feed-forward network of Mnih et al. (2016)."""
 
@@ -282,22 +229,16 @@ class Agent(snt.Module):
     """The layer that gives the baseline; has weights after the first call."""
     return self._baseline
 
-  def initial_state(self, batch_size: int) -> AgentState:
-    """Returns the state before any episode, as arrays of zeros."""
-    core, frames = (), ()
-    if self._core:
-      core = self._core.initial_state(batch_size)
-    if self._spec.stack > 1:
-      shape = (batch_size, self._spec.stack - 1, *self._spec.frame_shape)
-      frames = np.zeros(shape, self._spec.frame_dtype)
-    return AgentState(core, frames)
+  def initial_state(self, batch_size: int) -> tuple:
+    """Returns the state before any episode, see `Core`; `()` without LSTM."""
+    return self._core.initial_state(batch_size) if self._core else ()
 
   def unroll(
     self,
     last_actions: tf.Tensor,
     env_outputs: environments.StepOutput,
-    state: AgentState,
-  ) -> tuple[tf.Tensor, tf.Tensor, AgentState]:
+    state: tuple,
+  ) -> tuple[tf.Tensor, tf.Tensor, tuple]:
     """Runs the agent over T steps.
 
     Args:
@@ -310,12 +251,11 @@ class Agent(snt.Module):
       [T, B, N]; and the state after the last step.
     """
     (frame, instruction), done = env_outputs.observation, env_outputs.done
-    core, history = state
-    if self._spec.stack > 1:
-      frame, history = stack_frames(frame, done, history)
-    elif frame.dtype == tf.uint8:
+    if frame.dtype == tf.uint8:
       frame = tf.cast(frame, tf.float32) / 255.0
-      if frame.shape.rank == 4:  # Grey, [T, B, H, W].
+      if self._spec.stack > 1:  # The stack's frames are the channels.
+        frame = tf.transpose(frame, [0, 1, 3, 4, 2])
+      elif frame.shape.rank == 4:  # Grey, [T, B, H, W].
         frame = frame[..., tf.newaxis]
     features = [
       snt.BatchApply(self._torso)(frame),
@@ -326,19 +266,19 @@ class Agent(snt.Module):
       features.append(snt.BatchApply(self._reader)(instruction))
     features = tf.concat(features, axis=-1)
     if self._core:
-      features, core = self._core(features, done, core)
+      features, state = self._core(features, done, state)
     policy_logits = snt.BatchApply(self._policy_logits)(features)
     baseline = snt.BatchApply(self._baseline)(features)
     if self.popart_levels is None:
       baseline = tf.squeeze(baseline, axis=-1)
-    return policy_logits, baseline, AgentState(core, history)
+    return policy_logits, baseline, state
 
   def step(
     self,
     last_actions: tf.Tensor,
     env_outputs: environments.StepOutput,
-    state: AgentState,
-  ) -> tuple[AgentOutput, AgentState]:
+    state: tuple,
+  ) -> tuple[AgentOutput, tuple]:
     """Acts: one step of `unroll`, with an action drawn from the policy.
 
     Args:

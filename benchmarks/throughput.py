@@ -232,7 +232,7 @@ def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
       info=(),
       done=tf.zeros([1, 1], tf.bool),
       observation=environments.Observation(
-        tf.zeros([1, 1, *spec.frame_shape], tf.uint8), ()
+        tf.zeros([1, 1, *spec.observation_shape], tf.uint8), ()
       ),
     )
     state = tf.nest.map_structure(tf.constant, agent.initial_state(1))

@@ -23,6 +23,8 @@ _T = 5
 class ScriptedEnvironments(environments.Environments):
   """Ready at random, in random order, and sometimes not at all.
 
+  A life is lost now and then, which ends an episode for learning but no game.
+
   Attributes:
     outputs: [E], what each environment has given, a StepOutput of arrays [1]
       for each step.
@@ -43,6 +45,9 @@ class ScriptedEnvironments(environments.Environments):
     super().__init__([f'level{i}' for i in range(len(lengths))], len(lengths),
                      seed)  # fmt: skip
     self._lengths = np.array(lengths)
+    self._frames = np.zeros(
+      [len(lengths), stack, *self.spec.frame_shape], self.spec.frame_dtype
+    )
     self._generator = np.random.default_rng(seed)
     self._count = 0
     self.outputs = [[] for _ in lengths]
@@ -62,12 +67,18 @@ class ScriptedEnvironments(environments.Environments):
     rewards[steps == 0] = 0
     over = (steps > 0) & (steps % self._lengths[ids] == 0)
     info, first = self._episodes.add(ids, rewards, over)
-    frames = self._generator.integers(1, 256, [size, *self.spec.frame_shape])
+    lost = self._generator.random(size) < 0.1
+    self._frames[ids[over]] = 0
+    self._frames[ids] = np.roll(self._frames[ids], -1, axis=1)
+    self._frames[ids, -1] = self._generator.integers(
+      1, 256, [size, *self.spec.frame_shape]
+    )
+    frames = self._frames[ids].reshape([size, *self.spec.observation_shape])
     output = environments.StepOutput(
       rewards,
       info,
-      over | first,
-      environments.Observation(frames.astype(self.spec.frame_dtype), ()),
+      over | first | lost,
+      environments.Observation(frames, ()),
     )
     for row, i in enumerate(ids):
       self.outputs[i].append(
@@ -98,13 +109,10 @@ class Run:
       self._unroll = tf.nest.map_structure(
         lambda s: tf1.placeholder(s.dtype, [1, *s.shape]), specs
       )
+      batch = actor.stack_frames(learner.time_major(self._unroll))
       self._outputs = self.agent.unroll(
         *tf.nest.map_structure(
-          lambda t: t[:T],
-          (
-            learner.time_major(self._unroll).agent_outputs.action,
-            learner.time_major(self._unroll).env_outputs,
-          ),
+          lambda t: t[:T], (batch.agent_outputs.action, batch.env_outputs)
         ),
         self._unroll.agent_state,
       )
@@ -272,6 +280,44 @@ def test_copies_all_weights():
     a, b = session.run(pair)
     assert pair[0] is not pair[1]
     np.testing.assert_array_equal(a, b)
+
+
+class TestStackFrames:
+  def test_gives_what_the_environments_gave(self):
+    envs = ScriptedEnvironments([1, 2, 5, 7, 13, 1000], stack=4)
+    run = Run(envs, _agent_maker(envs, 'deep'))
+    for i, own in run.play_unrolls(30).items():
+      for k, unroll in enumerate(own):
+        batch = tf.nest.map_structure(lambda x: tf.constant(x[None]), unroll)
+        batch = actor.stack_frames(learner.time_major(batch))
+        stacks = batch.env_outputs.observation.frame
+        assert stacks.shape == [_T + 1, 1, 4, 4, 4]
+        for t in range(_T + 1):
+          given = envs.outputs[i][k * _T + t].observation.frame
+          np.testing.assert_array_equal(stacks[t, 0], given)
+
+  def test_keeps_unrolls_of_a_batch_apart(self):
+    envs = ScriptedEnvironments([1, 3, 7, 1000], stack=3)
+    run = Run(envs, _agent_maker(envs, 'deep'))
+    unrolls = [own[-1] for own in run.play_unrolls(30).values()]
+    assert len(unrolls) == 4
+
+    def stack(unrolls):
+      batch = tf.nest.map_structure(
+        lambda *x: tf.constant(np.stack(x)), *unrolls
+      )
+      batch = actor.stack_frames(learner.time_major(batch))
+      return batch.env_outputs.observation.frame
+
+    together = stack(unrolls)
+    for column, unroll in enumerate(unrolls):
+      np.testing.assert_array_equal(
+        together[:, column : column + 1], stack([unroll])
+      )
+
+  def test_leaves_single_frames_alone(self, played):
+    batch = played[2][0][0]
+    assert actor.stack_frames(batch) is batch
 
 
 class TestCountedSteps:

@@ -34,9 +34,21 @@ class TestAtari(contract.EnvironmentsContract):
       >= {
         'reward_clipping': False,
         'use_fire_reset': False,
-        'stack_num': 1,
       }.items()
     )
+    assert arguments['stack_num'] == 4
+
+  def test_stacks_are_blank_before_a_game(self):
+    settings = atari_environments.AtariSettings(max_episode_frames=40)
+    envs = contract.make('breakout', num_envs=2, atari_settings=settings)
+    before = {}
+    for env_id, row in contract.step_all(envs, 2 * 60):
+      stack = row.observation.frame
+      if row.info.episode_done or row.info.episode_step == 0:
+        before[env_id] = np.zeros_like(stack)
+      np.testing.assert_array_equal(stack[:-1], before[env_id][1:])
+      assert stack[-1].any()
+      before[env_id] = stack
 
   def test_full_action_set_and_sticky_actions(self):
     settings = atari_environments.AtariSettings(

@@ -70,7 +70,10 @@ class EnvironmentsContract:
       assert outputs.info.episode_step.dtype == np.int32
       assert outputs.info.episode_done.dtype == bool
       assert outputs.observation.frame.dtype == envs.spec.frame_dtype
-      assert outputs.observation.frame.shape == (n, *envs.spec.frame_shape)
+      assert outputs.observation.frame.shape == (
+        n,
+        *envs.spec.observation_shape,
+      )
       for field in (outputs.reward, *outputs.info, outputs.done):
         assert field.shape == (n,)
       envs.send(np.zeros(n, np.int32), env_ids)

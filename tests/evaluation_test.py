@@ -72,7 +72,7 @@ class CountingAgent:
 
   def initial_state(self, batch_size):
     zeros = np.zeros([batch_size], np.int32)
-    return networks.AgentState((zeros, zeros), ())
+    return zeros, zeros
 
 
 def counting_act(last_actions, env_outputs, state):
@@ -81,7 +81,7 @@ def counting_act(last_actions, env_outputs, state):
   np.testing.assert_array_equal(last_actions, count % 9)
   count = np.where(env_outputs.done, 0, count) + 1
   outputs = networks.AgentOutput((count % 9).astype(np.int32), None, None)
-  return outputs, networks.AgentState((count, 2 * count), ())
+  return outputs, (count, 2 * count)
 
 
 def evaluate(envs, num_episodes, **kwargs):
@@ -192,9 +192,7 @@ def test_plays_levels_in_processes():
 
 def _act_zero(last_actions, env_outputs, state):
   actions = np.zeros_like(last_actions)
-  return networks.AgentOutput(actions, None, None), networks.AgentState(
-    tuple(state), ()
-  )
+  return networks.AgentOutput(actions, None, None), tuple(state)
 
 
 def test_plays_a_policy():

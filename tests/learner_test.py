@@ -46,7 +46,7 @@ class StubAgent(tf.Module):
     self._weights = weights
 
   def initial_state(self, batch_size):
-    return networks.AgentState((), ())
+    return ()
 
   def unroll(self, last_actions, env_outputs, state):
     return *self._outputs, state
@@ -71,7 +71,8 @@ def _batch(rewards, done, logits, actions, level_index=None):
   return actor.ActorOutput(
     level_index=level_index,
     policy_update=None,
-    agent_state=networks.AgentState((), ()),
+    agent_state=(),
+    earlier_frames=(),
     env_outputs=environments.StepOutput(
       reward=tf.constant(rewards, tf.float32),
       info=None,

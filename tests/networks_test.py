@@ -47,7 +47,7 @@ _AGENTS = pytest.mark.parametrize(
 def _inputs(spec, T, B, seed=0, done=0.0):
   """Returns last actions and env outputs, [T, B, ...], at random."""
   generator = np.random.default_rng(seed)
-  shape = (T, B, *spec.frame_shape)
+  shape = (T, B, *spec.observation_shape)
   if spec.frame_dtype == np.uint8:
     frame = generator.integers(0, 256, shape).astype(np.uint8)
   else:
@@ -95,81 +95,6 @@ def _num_weights(agent):
   return sum(w.shape.num_elements() for w in agent.trainable_variables)
 
 
-def _stack_reference(frames, done, history):
-  """Looks each stacked frame up, one by one."""
-  T, B = done.shape
-  earlier = history.shape[1]
-  stacked = np.zeros([*frames.shape, earlier + 1], np.float32)
-  after = np.zeros_like(history)
-  for b in range(B):
-    sequence = [*history[b], *frames[:, b]]
-    start = 0
-    for t in range(T):
-      if done[t, b]:
-        start = earlier + t
-      for s in range(earlier + 1):
-        if t + s >= start:
-          stacked[t, b, ..., s] = sequence[t + s] / np.float32(255)
-    for s in range(earlier):
-      if T + s >= start:
-        after[b, s] = sequence[T + s]
-  return stacked, after
-
-
-class TestStackFrames:
-  @pytest.mark.parametrize('done', [0.0, 0.2, 0.6, 1.0])
-  @pytest.mark.parametrize(
-    ('T', 'B', 'stack'), [(1, 3, 4), (2, 1, 4), (7, 3, 4), (12, 2, 2)]
-  )
-  def test_equals_a_literal_loop(self, T, B, stack, done):
-    for seed in range(5):
-      generator = np.random.default_rng(seed)
-      frames = generator.integers(1, 256, [T, B, 3, 5]).astype(np.uint8)
-      history = generator.integers(0, 256, [B, stack - 1, 3, 5])
-      history = history.astype(np.uint8)
-      flags = generator.random([T, B]) < done
-      actual = networks.stack_frames(
-        tf.constant(frames), tf.constant(flags), tf.constant(history)
-      )
-      _assert_close(actual, _stack_reference(frames, flags, history), 1e-7)
-      assert actual[0].dtype == tf.float32 and actual[1].dtype == tf.uint8
-
-  def test_one_step_at_a_time_equals_all_at_once(self):
-    T, B = 15, 4
-    generator = np.random.default_rng(0)
-    frames = tf.constant(
-      generator.integers(1, 256, [T, B, 2, 2]).astype(np.uint8)
-    )
-    done = tf.constant(generator.random([T, B]) < 0.2)
-    history = first = tf.zeros([B, 3, 2, 2], tf.uint8)
-    steps = []
-    for t in range(T):
-      stacked, history = networks.stack_frames(
-        frames[t : t + 1], done[t : t + 1], history
-      )
-      steps.append(stacked[0])
-    expected = networks.stack_frames(frames, done, first)
-    _assert_close((tf.stack(steps), history), expected, 0)
-
-  def test_batch_may_be_unknown(self):
-    generator = np.random.default_rng(0)
-    frames = generator.integers(1, 256, [3, 5, 2, 4]).astype(np.uint8)
-    done = generator.random([3, 5]) < 0.3
-    history = generator.integers(1, 256, [5, 3, 2, 4]).astype(np.uint8)
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-      feeds = [
-        tf.compat.v1.placeholder(tf.uint8, [3, None, 2, 4]),
-        tf.compat.v1.placeholder(tf.bool, [3, None]),
-        tf.compat.v1.placeholder(tf.uint8, [None, 3, 2, 4]),
-      ]
-      outputs = networks.stack_frames(*feeds)
-      assert outputs[0].shape.as_list() == [3, None, 2, 4, 4]
-      actual = session.run(
-        outputs, dict(zip(feeds, (frames, done, history), strict=True))
-      )
-    _assert_close(actual, _stack_reference(frames, done, history), 1e-7)
-
-
 class TestUnroll:
   @_AGENTS
   def test_shapes(self, spec, torso, use_lstm):
@@ -183,7 +108,7 @@ class TestUnroll:
       tf.nest.flatten(after), tf.nest.flatten(state), strict=True
     ):
       assert a.shape == b.shape and a.dtype == b.dtype
-    assert bool(after.core) == use_lstm
+    assert bool(after) == use_lstm
 
   @pytest.mark.parametrize('popart_levels', [1, 5])
   def test_with_popart_each_level_has_a_baseline(self, popart_levels):
@@ -233,10 +158,7 @@ class TestUnroll:
       agent.unroll(*inputs, state)[0]
       for state in (before, agent.initial_state(1))
     )
-    has_memory = use_lstm or spec.stack > 1
-    assert np.allclose(carried[0], fresh[0]) != has_memory
-    # Frames are forgotten after three steps, an LSTM's state is not.
-    assert np.allclose(carried[3], fresh[3], 1e-6, 1e-6) != use_lstm
+    assert np.allclose(carried, fresh, 1e-6, 1e-6) != use_lstm
 
   def test_reset_needs_no_zero_state(self):
     agent = networks.Agent(_VECTOR, 'vector', use_lstm=True)
@@ -288,6 +210,18 @@ class TestUnroll:
 
 
 class TestPixels:
+  def test_frames_of_a_stack_are_channels(self):
+    agent = networks.Agent(_SMALL_IMAGE, 'shallow', use_lstm=False)
+    seen = []
+    torso = agent._torso
+    agent._torso = lambda frames: seen.append(frames) or torso(frames)
+    last_actions, outputs = _inputs(_SMALL_IMAGE, 2, 3)
+    agent.unroll(last_actions, outputs, ())
+    stacks = outputs.observation.frame.numpy().reshape([6, 4, 36, 36])
+    np.testing.assert_allclose(
+      seen[0], np.moveaxis(stacks, 1, 3) / 255, atol=1e-7
+    )
+
   @pytest.mark.parametrize('spec', [_SMALL_IMAGE, _COLOURS])
   def test_enter_as_0_to_1(self, spec):
     agent = networks.Agent(spec, 'shallow', use_lstm=False)
@@ -302,7 +236,7 @@ class TestPixels:
         outputs._replace(observation=environments.Observation(frame, ())),
         agent.initial_state(1),
       )
-      last = seen[-1][-1]  # By the fourth step no frame is blank.
+      last = seen[-1][-1]
       channels = 4 if spec.stack == 4 else 3
       assert last.shape == [*spec.frame_shape[:2], channels]
       assert last.dtype == tf.float32
@@ -401,14 +335,11 @@ class TestTorsos:
 class TestInitialState:
   def test_is_zero_and_nothing_is_shared(self):
     agent = networks.Agent(_SMALL_IMAGE, 'shallow', use_lstm=True)
-    state = agent.initial_state(3)
-    hidden, cell = state.core
+    hidden, cell = agent.initial_state(3)
     assert hidden.shape == cell.shape == (3, 256)
-    assert state.frames.shape == (3, 3, 36, 36)
-    assert state.frames.dtype == np.uint8
     hidden += 1
-    assert not cell.any() and not state.frames.any()
+    assert not cell.any()
 
   def test_is_empty_without_memory(self):
     agent = networks.Agent(_VECTOR, 'vector', use_lstm=False)
-    assert agent.initial_state(3) == ((), ())
+    assert agent.initial_state(3) == ()
