@@ -7,6 +7,7 @@ actor did and what the learner recomputes are the same arithmetic.
 All tensors are time-major: `[T, B, ...]`.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -142,6 +143,57 @@ class InstructionReader(snt.Module):
     return tf.gather(state.hidden, rows)
 
 
+class Recurrence(snt.Linear):
+  """A linear layer from each step of an LSTM to the next.
+
+  `snt.Linear`, called T times, is slow to learn: its gradient takes T small
+  matrix products for the weights, where one large does, and as many with the
+  weights transposed, which costs more than the product.
+  """
+
+  def unroll(
+    self, gates: tf.Tensor, hidden: tf.Tensor
+  ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    """Begins T steps.
+
+    Args:
+      gates: float32 [T, B, E], what the products will be added to.
+      hidden: float32 [B, D], gives the size of the inputs.
+
+    Returns:
+      `gates`, whose gradient is the weights' too, and the layer's function from
+      [B, D] to [B, E], to be called once a step.
+    """
+    self._initialize(hidden)
+    weights = tf.convert_to_tensor(self.w)
+    # As a batch of one, or TensorFlow's optimiser would undo it.
+    transposed = tf.linalg.matrix_transpose(weights[tf.newaxis])[0]
+    inputs = []
+
+    @tf.custom_gradient
+    def learn(gates, weights):
+      def gradient(d_gates):
+        d_products = tf.reshape(d_gates, [-1, self.output_size])
+        return d_gates, tf.matmul(
+          tf.concat(inputs, axis=0), d_products, transpose_a=True
+        )
+
+      return tf.identity(gates), gradient
+
+    @tf.custom_gradient
+    def multiply(step, weights, transposed):
+      def gradient(d_products):
+        return tf.matmul(d_products, transposed), None, None
+
+      return tf.matmul(step, weights), gradient
+
+    def apply(step):
+      inputs.append(step)
+      return multiply(step, weights, transposed)
+
+    return learn(gates, weights), apply
+
+
 class Core(snt.Module):
   """An LSTM over time that starts afresh wherever an episode does.
 
@@ -152,7 +204,7 @@ class Core(snt.Module):
   def __init__(self, name: str = 'core'):
     super().__init__(name=name)
     self._from_inputs = snt.Linear(4 * _HIDDEN_SIZE, name='from_inputs')
-    self._from_hidden = snt.Linear(
+    self._from_hidden = Recurrence(
       4 * _HIDDEN_SIZE, with_bias=False, name='from_hidden'
     )
 
@@ -174,11 +226,12 @@ class Core(snt.Module):
       The outputs, float32 [T, B, 256], and the state after the last step.
     """
     hidden, cell = state
-    projected = tf.unstack(snt.BatchApply(self._from_inputs)(inputs))
+    projected = snt.BatchApply(self._from_inputs)(inputs)
+    projected, from_hidden = self._from_hidden.unroll(projected, hidden)
     keep = tf.unstack(1.0 - tf.cast(done, tf.float32)[..., None])
     outputs = []
-    for inputs_t, keep_t in zip(projected, keep, strict=True):
-      gates = inputs_t + self._from_hidden(hidden * keep_t)
+    for inputs_t, keep_t in zip(tf.unstack(projected), keep, strict=True):
+      gates = inputs_t + from_hidden(hidden * keep_t)
       i, g, f, o = tf.split(gates, 4, axis=-1)
       # The forget gate starts open (Jozefowicz et al., 2015).
       cell = cell * keep_t * tf.sigmoid(f + 1.0) + tf.sigmoid(i) * tf.tanh(g)

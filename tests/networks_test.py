@@ -209,6 +209,37 @@ class TestUnroll:
     assert not np.allclose(logits(reward=7.0), logits(reward=-7.0))
 
 
+class TestRecurrence:
+  def test_gradients_are_those_of_plain_products(self):
+    T, B, D, E = 5, 3, 4, 8
+    generator = np.random.default_rng(0)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+      layer = networks.Recurrence(E, with_bias=False)
+      gates, first, scale = (
+        tf.constant(generator.normal(size=shape), tf.float32)
+        for shape in ([T, B, E], [B, D], [E])
+      )
+
+      def results(gates, multiply):
+        hidden, outputs = first, []
+        for gates_t in tf.unstack(gates):
+          outputs.append(tf.tanh(gates_t + multiply(hidden)) * scale)
+          hidden = outputs[-1][:, :D] * outputs[-1][:, D:]
+        return outputs
+
+      actual = results(*layer.unroll(gates, first))
+      expected = results(gates, lambda hidden: tf.matmul(hidden, layer.w))
+      inputs = [gates, first, layer.w]
+      pairs = [
+        (outputs, tf.gradients(outputs, inputs))
+        for outputs in (actual, expected)
+      ]
+      session.run(tf.compat.v1.global_variables_initializer())
+      actual, expected = session.run(pairs)
+    _assert_close(actual, expected)
+    assert all(np.abs(gradient).max() > 1e-2 for gradient in actual[1])
+
+
 class TestPixels:
   def test_frames_of_a_stack_are_channels(self):
     agent = networks.Agent(_SMALL_IMAGE, 'shallow', use_lstm=False)
