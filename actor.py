@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import environments
+import instructions
 import networks
 
 tf1 = tf.compat.v1
@@ -61,7 +62,10 @@ def unroll_specs(
         episode_done=one([steps], tf.bool),
       ),
       done=one([steps], tf.bool),
-      observation=one([steps, *spec.observation_shape], spec.observation_dtype),
+      observation=tf.nest.map_structure(
+        lambda part: one([steps, *part.shape], part.dtype),
+        observation_specs(spec),
+      ),
     ),
     agent_outputs=networks.AgentOutput(
       action=one([steps], tf.int32),
@@ -69,6 +73,17 @@ def unroll_specs(
       baseline=one([steps], tf.float32),
     ),
   )
+
+
+def observation_specs(
+  spec: environments.EnvironmentSpec,
+) -> environments.Observation:
+  """Returns the `tf.TensorSpec`s of one observation."""
+  instruction = ()
+  if spec.has_instruction:
+    instruction = tf.TensorSpec([instructions.MAX_WORDS], tf.int16)
+  frame = tf.TensorSpec(spec.frame_shape, spec.frame_dtype)
+  return environments.Observation(frame, instruction)
 
 
 def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
@@ -99,8 +114,9 @@ class Policy:
       reward=tf1.placeholder(tf.float32, [None]),
       info=(),
       done=tf1.placeholder(tf.bool, [None]),
-      observation=tf1.placeholder(
-        spec.observation_dtype, [None, *spec.observation_shape]
+      observation=tf.nest.map_structure(
+        lambda part: tf1.placeholder(part.dtype, [None, *part.shape]),
+        observation_specs(spec),
       ),
     )
     self._outputs = agent.step(
@@ -121,9 +137,8 @@ class Policy:
 
     def act(last_actions, env_outputs, state):
       reward, _, done, observation = env_outputs
-      return step(
-        last_actions, reward, done, observation, *state, options=options
-      )
+      parts = tf.nest.flatten(observation)
+      return step(last_actions, reward, done, *parts, *state, options=options)
 
     return act
 

@@ -130,8 +130,8 @@ class AtariEnvironments(environments.Environments):
         f'{sizes}. Name a single game.'
       )
     return environments.EnvironmentSpec(
-      observation_shape=(84, 84),
-      observation_dtype=np.dtype(np.uint8),
+      frame_shape=(84, 84),
+      frame_dtype=np.dtype(np.uint8),
       num_actions=len(self._groups[0].action_meanings),
       frames_per_step=self._settings.frames_per_step,
       stack=4,
@@ -171,7 +171,7 @@ class AtariEnvironments(environments.Environments):
     rewards: np.ndarray,
     over: np.ndarray,
     lives: np.ndarray,
-    observations: np.ndarray,
+    frames: np.ndarray,
   ) -> tuple[np.ndarray, environments.StepOutput]:
     # The emulator's rewards are integers: nothing to check.
     rewards = rewards.astype(np.float32)
@@ -182,7 +182,8 @@ class AtariEnvironments(environments.Environments):
       # may be over, or go on for a last one (bank_heist).
       done |= lives < self._lives[env_ids]
       self._lives[env_ids] = lives
-    return env_ids, environments.StepOutput(rewards, info, done, observations)
+    observation = environments.Observation(frames, ())
+    return env_ids, environments.StepOutput(rewards, info, done, observation)
 
   def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
     """Lets environments take a step; see Environments."""
@@ -242,7 +243,7 @@ class _AtariGroup:
 
     Returns:
       int32 [n] rewards, bool [n] where a game has ended and the next has begun,
-      int32 [n] lives, and uint8 [n, 84, 84] observations.
+      int32 [n] lives, and uint8 [n, 84, 84] frames.
     """
     if self._started:
       stacks, rewards, terminated, truncated, info = self._vector.recv()

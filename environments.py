@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import instructions
+
 _GYM_PREFIX = 'gym:'
 
 
@@ -42,6 +44,19 @@ class StepOutputInfo(NamedTuple):
   episode_done: np.ndarray
 
 
+class Observation(NamedTuple):
+  """What the agent sees.
+
+  Attributes:
+    frame: [n, ...], the image or vector, see EnvironmentSpec.
+    instruction: int16 [n, instructions.MAX_WORDS], see instructions.hash_words;
+      `()` in environments without language.
+  """
+
+  frame: np.ndarray
+  instruction: np.ndarray | tuple
+
+
 class StepOutput(NamedTuple):
   """What arrives with an observation.
 
@@ -53,13 +68,13 @@ class StepOutput(NamedTuple):
     reward: float32 [n], unclipped.
     info: a StepOutputInfo.
     done: bool [n], whether an episode ended with this reward.
-    observation: [n, ...], see EnvironmentSpec.
+    observation: an Observation.
   """
 
   reward: np.ndarray
   info: StepOutputInfo
   done: np.ndarray
-  observation: np.ndarray
+  observation: Observation
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,21 +82,31 @@ class EnvironmentSpec:
   """What all environments of one run have in common.
 
   Attributes:
-    observation_shape: the shape of one observation.
-    observation_dtype: its type, np.uint8 for images and else np.float32.
+    frame_shape: the shape of one frame, or vector.
+    frame_dtype: its type, np.uint8 for images and else np.float32.
     num_actions: actions are 0 to num_actions - 1.
     frames_per_step: environment frames in one agent step (action repeats).
-    stack: how many successive observations the agent sees at once. The
-      environments give single ones: the agent stacks.
+    stack: how many successive frames the agent sees at once. The environments
+      give single ones: the agent stacks.
     action_meanings: the actions' names, or None.
+    has_instruction: whether observations come with an instruction in words.
   """
 
-  observation_shape: tuple[int, ...]
-  observation_dtype: np.dtype
+  frame_shape: tuple[int, ...]
+  frame_dtype: np.dtype
   num_actions: int
   frames_per_step: int
   stack: int
   action_meanings: tuple[str, ...] | None
+  has_instruction: bool = False
+
+  @property
+  def observation_arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
+    """Shape and type of each array that makes up one observation."""
+    arrays = [(self.frame_shape, self.frame_dtype)]
+    if self.has_instruction:
+      arrays.append(((instructions.MAX_WORDS,), np.dtype(np.int16)))
+    return arrays
 
 
 class Environments(abc.ABC):

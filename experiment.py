@@ -448,7 +448,7 @@ def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
 def fill_in_flags(spec: environments.EnvironmentSpec) -> None:
   """Decides what the command line leaves open and depends on the level."""
   if FLAGS.agent is None:
-    is_image = spec.observation_dtype == np.uint8
+    is_image = spec.frame_dtype == np.uint8
     FLAGS.agent = 'shallow' if is_image else 'vector'
   if FLAGS.queue_capacity is None:
     FLAGS.queue_capacity = FLAGS.batch_size

@@ -9,6 +9,7 @@ import gymnasium
 import numpy as np
 
 import environments
+import instructions
 import py_process
 import py_process_worker
 
@@ -55,7 +56,7 @@ class GymEnvironments(environments.Environments):
     try:
       self.spec = self._join_specs(self._processes.specs)
       self._arrays = self._processes.start_episodes(
-        self.spec.observation_shape, self.spec.observation_dtype
+        self.spec.observation_arrays
       )
     except BaseException:
       self.close()
@@ -80,11 +81,12 @@ class GymEnvironments(environments.Environments):
     env_ids = self._processes.recv(self.max_batch, timeout_secs)
     rewards = self._arrays.rewards[env_ids]
     over = self._arrays.dones[env_ids]
-    observations = self._arrays.observations[env_ids]
+    frames, *instruction = (part[env_ids] for part in self._arrays.observation)
     info, first = self._episodes.add(env_ids, rewards, over)
-    self._check_finite(env_ids, info, rewards, observations)
+    self._check_finite(env_ids, info, rewards, frames)
+    observation = environments.Observation(frames, *instruction or [()])
     return env_ids, environments.StepOutput(
-      rewards, info, over | first, observations
+      rewards, info, over | first, observation
     )
 
   def _check_finite(
@@ -92,17 +94,17 @@ class GymEnvironments(environments.Environments):
     env_ids: np.ndarray,
     info: environments.StepOutputInfo,
     rewards: np.ndarray,
-    observations: np.ndarray,
+    frames: np.ndarray,
   ) -> None:
     """Raises EnvironmentFailed before a NaN can reach the weights."""
     finite = np.isfinite(rewards)
-    if observations.dtype == np.float32:
-      finite &= np.isfinite(observations).all(axis=1)
+    if frames.dtype == np.float32:
+      finite &= np.isfinite(frames).all(axis=1)
     if finite.all():
       return
     row = np.flatnonzero(~finite)[0]
     env_id = env_ids[row]
-    what = f'observation {observations[row].tolist()}'
+    what = f'observation {frames[row].tolist()}'
     if not np.isfinite(rewards[row]):
       what = f'reward {rewards[row]}'
     raise py_process.EnvironmentFailed(
@@ -147,21 +149,29 @@ class GymEnvironment:
       raise py_process_worker.UnusableLevelError(
         _describe_unknown(level_name, gym_id, error)
       ) from error
-    self.spec = _make_spec(level_name, self._env)
+    self._keys = _find_keys(self._env.observation_space)
+    self.spec = _make_spec(level_name, self._env, self._keys)
     self._first_action = int(self._env.action_space.start)
 
-  def reset(self) -> np.ndarray:
+  def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode; only the very first one is seeded."""
     observation, _ = self._env.reset(seed=self._seed)
     self._seed = None
-    return observation
+    return self._split(observation)
 
-  def step(self, action: int) -> tuple[np.ndarray, float, bool]:
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool]:
     """Takes one step."""
     observation, reward, terminated, truncated, _ = self._env.step(
       action + self._first_action
     )
-    return observation, reward, terminated or truncated
+    return self._split(observation), reward, terminated or truncated
+
+  def _split(self, observation) -> Sequence[np.ndarray]:
+    """Returns the frame and, if there is one, the hashed instruction."""
+    if self._keys is None:
+      return (observation,)
+    frame, text = (observation[key] for key in self._keys)
+    return frame, instructions.hash_words(text)
 
   def close(self) -> None:
     """Closes the environment."""
@@ -176,11 +186,25 @@ def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
   return f'Cannot make {level_name}: {message}'
 
 
+def _find_keys(space: gymnasium.Space) -> tuple[str, str] | None:
+  """Returns the keys of frame and text in a Dict of just these two."""
+  if not isinstance(space, gymnasium.spaces.Dict) or len(space.spaces) != 2:
+    return None
+  # Not only Text: MiniGrid has a space of its own for missions.
+  texts = [k for k, s in space.spaces.items() if isinstance(s.sample(), str)]
+  if len(texts) != 1:
+    return None
+  (frame,) = space.spaces.keys() - texts
+  return frame, texts[0]
+
+
 def _make_spec(
-  level_name: str, env: gymnasium.Env
+  level_name: str, env: gymnasium.Env, keys: tuple[str, str] | None
 ) -> environments.EnvironmentSpec:
   """Checks the spaces and returns what the agent needs to know of them."""
   actions, observations = env.action_space, env.observation_space
+  if keys:
+    observations = observations[keys[0]]
   if not isinstance(actions, gymnasium.spaces.Discrete):
     raise py_process_worker.UnusableLevelError(
       f'{level_name} has the action space {actions}; only Discrete is '
@@ -196,21 +220,24 @@ def _make_spec(
   if not is_vector and not is_image:
     raise py_process_worker.UnusableLevelError(
       f'{level_name} has the observation space {observations}; only a Box is '
-      f'supported that is a vector, or an image of uint8 [H, W] or [H, W, C].'
+      f'supported that is a vector, or an image of uint8 [H, W] or [H, W, C], '
+      f'alone or in a Dict with a Text.'
     )
   meanings = getattr(env.unwrapped, 'get_action_meanings', lambda: None)()
   return environments.EnvironmentSpec(
-    observation_shape=observations.shape,
-    observation_dtype=np.dtype(np.float32 if is_vector else np.uint8),
+    frame_shape=observations.shape,
+    frame_dtype=np.dtype(np.float32 if is_vector else np.uint8),
     num_actions=int(actions.n),
     frames_per_step=1,
     stack=1,
     action_meanings=tuple(meanings) if meanings else None,
+    has_instruction=keys is not None,
   )
 
 
 def _describe(spec: environments.EnvironmentSpec) -> str:
+  text = ' with text' if spec.has_instruction else ''
   return (
-    f'{spec.observation_dtype} {list(spec.observation_shape)} and '
+    f'{spec.frame_dtype} {list(spec.frame_shape)}{text} and '
     f'{spec.num_actions} actions'
   )

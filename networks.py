@@ -14,6 +14,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import environments
+import instructions
 
 # Sonnet checks once per process, at the first module, that TensorFlow 2 is in
 # eager mode. Doing it here lets every later module be built in a `tf.Graph`.
@@ -23,6 +24,8 @@ TORSOS = ('shallow', 'deep', 'vector')
 
 _HIDDEN_SIZE = 256
 _VECTOR_HIDDEN_SIZE = 64
+_WORD_SIZE = 20
+_INSTRUCTION_SIZE = 64
 
 
 class AgentOutput(NamedTuple):
@@ -162,6 +165,35 @@ class VectorTorso(snt.Module):
     return self._network(observations)
 
 
+class InstructionReader(snt.Module):
+  """Reads instructions word by word (paper, fig. 3; sizes: released code)."""
+
+  def __init__(self, name: str = 'instruction_reader'):
+    super().__init__(name=name)
+    # Row 0 stands behind the last word and is never read.
+    self._embed = snt.Embed(instructions.NUM_BUCKETS + 1, _WORD_SIZE)
+    self._lstm = snt.LSTM(_INSTRUCTION_SIZE)
+
+  def __call__(self, words: tf.Tensor) -> tf.Tensor:
+    """Reads N instructions, each by itself.
+
+    Args:
+      words: int16 [N, MAX_WORDS], see `instructions.hash_words`.
+
+    Returns:
+      float32 [N, 64], the LSTM's output at the last word; zeros without words.
+    """
+    # An instruction stays for a whole episode: few of the N are different.
+    words, rows = tf.raw_ops.UniqueV2(x=words, axis=[0])
+    lengths = tf.math.count_nonzero(words, axis=1, dtype=tf.int32)
+    longest = tf.maximum(tf.reduce_max(lengths), 1)
+    words = tf.cast(words[:, :longest], tf.int32)
+    embedded = self._embed(tf.transpose(words))  # [words, N, 20]
+    state = self._lstm.initial_state(tf.shape(words)[0])
+    _, state = snt.dynamic_unroll(self._lstm, embedded, state, lengths)
+    return tf.gather(state.hidden, rows)
+
+
 class Core(snt.Module):
   """An LSTM over time that starts afresh wherever an episode does.
 
@@ -231,6 +263,7 @@ class Agent(snt.Module):
     super().__init__(name=name)
     self._spec = spec
     self._torso = make_torso(torso, spec)
+    self._reader = InstructionReader() if spec.has_instruction else None
     self._core = Core() if use_lstm else None
     self._policy_logits = snt.Linear(spec.num_actions, name='policy_logits')
     self._baseline = snt.Linear(1, name='baseline')
@@ -241,8 +274,8 @@ class Agent(snt.Module):
     if self._core:
       core = self._core.initial_state(batch_size)
     if self._spec.stack > 1:
-      shape = (batch_size, self._spec.stack - 1, *self._spec.observation_shape)
-      frames = np.zeros(shape, self._spec.observation_dtype)
+      shape = (batch_size, self._spec.stack - 1, *self._spec.frame_shape)
+      frames = np.zeros(shape, self._spec.frame_dtype)
     return AgentState(core, frames)
 
   def unroll(
@@ -262,22 +295,22 @@ class Agent(snt.Module):
       policy_logits, float32 [T, B, A]; baseline, float32 [T, B]; and the state
       after the last step.
     """
-    observation, done = env_outputs.observation, env_outputs.done
+    (frame, instruction), done = env_outputs.observation, env_outputs.done
     core, history = state
     if self._spec.stack > 1:
-      observation, history = stack_frames(observation, done, history)
-    elif observation.dtype == tf.uint8:
-      observation = tf.cast(observation, tf.float32) / 255.0
-      if observation.shape.rank == 4:  # Grey, [T, B, H, W].
-        observation = observation[..., tf.newaxis]
-    features = tf.concat(
-      [
-        snt.BatchApply(self._torso)(observation),
-        tf.clip_by_value(env_outputs.reward, -1.0, 1.0)[..., None],
-        tf.one_hot(last_actions, self._spec.num_actions),
-      ],
-      axis=-1,
-    )
+      frame, history = stack_frames(frame, done, history)
+    elif frame.dtype == tf.uint8:
+      frame = tf.cast(frame, tf.float32) / 255.0
+      if frame.shape.rank == 4:  # Grey, [T, B, H, W].
+        frame = frame[..., tf.newaxis]
+    features = [
+      snt.BatchApply(self._torso)(frame),
+      tf.clip_by_value(env_outputs.reward, -1.0, 1.0)[..., None],
+      tf.one_hot(last_actions, self._spec.num_actions),
+    ]
+    if self._reader:
+      features.append(snt.BatchApply(self._reader)(instruction))
+    features = tf.concat(features, axis=-1)
     if self._core:
       features, core = self._core(features, done, core)
     policy_logits = snt.BatchApply(self._policy_logits)(features)
@@ -317,13 +350,13 @@ def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
   """
   if torso not in TORSOS:
     raise ValueError(f'agent {torso!r} is not one of {", ".join(TORSOS)}')
-  is_image = spec.observation_dtype == np.uint8
+  is_image = spec.frame_dtype == np.uint8
   if is_image == (torso == 'vector'):
     kind = 'images' if is_image else 'vectors'
     fitting = '"shallow" or "deep"' if is_image else '"vector"'
     raise ValueError(
       f'agent {torso!r} does not fit observations that are {kind} '
-      f'(shape {spec.observation_shape}): use {fitting}'
+      f'(shape {spec.frame_shape}): use {fitting}'
     )
   return {
     'shallow': ShallowTorso,

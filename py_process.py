@@ -143,20 +143,17 @@ class EnvironmentProcesses:
       return 'died', None
 
   def start_episodes(
-    self, shape: tuple[int, ...], dtype: np.dtype
+    self, observation: Sequence[tuple[tuple[int, ...], np.dtype]]
   ) -> py_process_worker.SharedArrays:
     """Lets all environments start their first episodes; does not wait.
 
     Args:
-      shape: the shape of one observation.
-      dtype: its type.
+      observation: the shape and type of each array of an observation.
 
     Returns:
       The arrays. Rows of environments in flight may change at any time.
     """
-    layout = py_process_worker.Layout(
-      len(self._links), tuple(shape), np.dtype(dtype)
-    )
+    layout = py_process_worker.Layout(len(self._links), observation)
     self._arrays = layout.map(self._memory_fd)
     for link in self._links:
       # One that has died meanwhile is reported by `recv`.

@@ -9,7 +9,7 @@ leaves a temporary folder behind when the main program is killed.
 Nothing here, nor what is imported from here, may import TensorFlow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 import contextlib
 import math
 import mmap
@@ -35,14 +35,18 @@ class UnusableLevelError(ValueError):
 
 
 class EnvironmentProtocol(Protocol):
-  """What runs in a process. `spec` may be anything that pickles."""
+  """What runs in a process. `spec` may be anything that pickles.
+
+  An observation is a tuple of arrays, of the shapes and types that the caller
+  names in the Layout.
+  """
 
   spec: Any
 
-  def reset(self) -> np.ndarray:
+  def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode and returns its first observation."""
 
-  def step(self, action: int) -> tuple[np.ndarray, float, bool]:
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool]:
     """Returns the observation, the reward and whether the episode is over."""
 
   def close(self) -> None:
@@ -56,21 +60,30 @@ class SharedArrays(NamedTuple):
     actions: int32 [E], written by the caller.
     rewards: float32 [E], of the last step; 0 after the very first reset.
     dones: bool [E], whether the last step ended an episode.
-    observations: [E, ...]; after an end, of the next episode already.
+    observation: arrays [E, ...]; after an end, of the next episode already.
   """
 
   actions: np.ndarray
   rewards: np.ndarray
   dones: np.ndarray
-  observations: np.ndarray
+  observation: Sequence[np.ndarray]
+
+  def show(self, env_id: int, observation: Sequence[np.ndarray]) -> None:
+    """Writes the observation of one environment."""
+    for array, value in zip(self.observation, observation, strict=True):
+      array[env_id] = value
 
 
 class Layout(NamedTuple):
-  """The number of environments and one observation's shape and type."""
+  """The number of environments, and what an observation is made of.
+
+  Attributes:
+    num_envs: E.
+    observation: the shape and type of each of its arrays.
+  """
 
   num_envs: int
-  shape: tuple[int, ...]
-  dtype: np.dtype
+  observation: Sequence[tuple[tuple[int, ...], np.dtype]]
 
   def map(self, memory_fd: int) -> SharedArrays:
     """Maps the arrays, and first makes the memory large enough for them."""
@@ -78,7 +91,7 @@ class Layout(NamedTuple):
       ((), np.dtype(np.int32)),
       ((), np.dtype(np.float32)),
       ((), np.dtype(np.bool_)),
-      (self.shape, self.dtype),
+      *self.observation,
     ]
     offsets = [0]
     for shape, dtype in fields:
@@ -86,12 +99,11 @@ class Layout(NamedTuple):
       offsets.append(offsets[-1] + -(-num_bytes // 64) * 64)  # Cache lines.
     os.ftruncate(memory_fd, offsets[-1])
     memory = mmap.mmap(memory_fd, offsets[-1])
-    return SharedArrays(
-      *(
-        np.ndarray((self.num_envs, *shape), dtype, memory, offset)
-        for (shape, dtype), offset in zip(fields, offsets, strict=False)
-      )
+    actions, rewards, dones, *observation = (
+      np.ndarray((self.num_envs, *shape), dtype, memory, offset)
+      for (shape, dtype), offset in zip(fields, offsets, strict=False)
     )
+    return SharedArrays(actions, rewards, dones, observation)
 
 
 def supervise() -> None:
@@ -204,15 +216,15 @@ def _step_until_closed(
   link_fd: int,
   ready_fd: int,
 ) -> None:
-  actions, rewards, dones, observations = arrays
+  actions, rewards, dones, _ = arrays
   ready_message = np.int32(env_id).tobytes()
-  observations[env_id] = environment.reset()
+  arrays.show(env_id, environment.reset())
   os.write(ready_fd, ready_message)
   while os.read(link_fd, 1):
     observation, reward, done = environment.step(int(actions[env_id]))
     if done:
       observation = environment.reset()
-    observations[env_id] = observation
+    arrays.show(env_id, observation)
     rewards[env_id] = reward
     dones[env_id] = done
     os.write(ready_fd, ready_message)

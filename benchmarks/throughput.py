@@ -228,7 +228,9 @@ def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
       reward=tf.zeros([1, 1]),
       info=(),
       done=tf.zeros([1, 1], tf.bool),
-      observation=tf.zeros([1, 1, *spec.observation_shape], tf.uint8),
+      observation=environments.Observation(
+        tf.zeros([1, 1, *spec.frame_shape], tf.uint8), ()
+      ),
     )
     state = tf.nest.map_structure(tf.constant, agent.initial_state(1))
     agent.unroll(tf.zeros([1, 1], tf.int32), env_outputs, state)

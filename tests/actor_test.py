@@ -62,13 +62,13 @@ class ScriptedEnvironments(environments.Environments):
     rewards[steps == 0] = 0
     over = (steps > 0) & (steps % self._lengths[ids] == 0)
     info, first = self._episodes.add(ids, rewards, over)
-    observation = self._generator.integers(
-      1, 256, [size, *self.spec.observation_shape]
-    )
+    frames = self._generator.integers(1, 256, [size, *self.spec.frame_shape])
     output = environments.StepOutput(
-      rewards, info, over | first,
-      observation.astype(self.spec.observation_dtype),
-    )  # fmt: skip
+      rewards,
+      info,
+      over | first,
+      environments.Observation(frames.astype(self.spec.frame_dtype), ()),
+    )
     for row, i in enumerate(ids):
       self.outputs[i].append(
         tf.nest.map_structure(lambda x, row=row: x[row].copy(), output)
@@ -376,6 +376,13 @@ class TestActorAndLearnerAgree:
     largest = _max_abs_log_rho(
       levels, 'vector', use_lstm, num_updates=8, T=20, num_envs=5
     )
+    assert largest < 1e-4
+
+  def test_on_instructions(self):
+    largest = _max_abs_log_rho(
+      ['gym:tests.count_env:Text-v0'], 'vector', True, num_updates=4, T=10,
+      num_envs=3,
+    )  # fmt: skip
     assert largest < 1e-4
 
   @pytest.mark.parametrize(

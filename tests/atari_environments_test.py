@@ -113,7 +113,9 @@ class TestAtari(contract.EnvironmentsContract):
     )
     envs = contract.make('freeway', num_envs=2, atari_settings=settings)
     firsts = [
-      row.observation for _, row in contract.step_all(envs, 50) if row.done
+      row.observation.frame
+      for _, row in contract.step_all(envs, 50)
+      if row.done
     ]
     assert len(firsts) > 4
     for first in firsts:
@@ -127,7 +129,7 @@ class TestAtari(contract.EnvironmentsContract):
     for (_, a), (_, b) in zip(
       *(contract.step_all(e, 60) for e in envs), strict=True
     ):
-      np.testing.assert_array_equal(a.observation, b.observation)
+      np.testing.assert_array_equal(a.observation.frame, b.observation.frame)
 
   def test_life_loss_ends_episodes_in_training_only(self):
     def play(training):
@@ -137,7 +139,9 @@ class TestAtari(contract.EnvironmentsContract):
     training, evaluation = play(True), play(False)
     for row, other in zip(training, evaluation, strict=True):
       # The same games, frame by frame, with the same totals.
-      np.testing.assert_array_equal(row.observation, other.observation)
+      np.testing.assert_array_equal(
+        row.observation.frame, other.observation.frame
+      )
       assert row.info == other.info
     games = sum(row.info.episode_done for row in training)
     assert games >= 2

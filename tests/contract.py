@@ -26,7 +26,9 @@ def step_all(envs, num_steps, action=None):
           outputs.reward[row],
           environments.StepOutputInfo(*(x[row] for x in outputs.info)),
           outputs.done[row],
-          outputs.observation[row],
+          environments.Observation(
+            *(part[row] if len(part) else () for part in outputs.observation)
+          ),
         ),
       )
       count += 1
@@ -67,8 +69,8 @@ class EnvironmentsContract:
       assert outputs.info.episode_return.dtype == np.float32
       assert outputs.info.episode_step.dtype == np.int32
       assert outputs.info.episode_done.dtype == bool
-      assert outputs.observation.dtype == envs.spec.observation_dtype
-      assert outputs.observation.shape == (n, *envs.spec.observation_shape)
+      assert outputs.observation.frame.dtype == envs.spec.frame_dtype
+      assert outputs.observation.frame.shape == (n, *envs.spec.frame_shape)
       for field in (outputs.reward, *outputs.info, outputs.done):
         assert field.shape == (n,)
       envs.send(np.zeros(n, np.int32), env_ids)
@@ -99,12 +101,14 @@ class EnvironmentsContract:
     kept = []
     for _ in range(10):
       env_ids, outputs = envs.recv(timeout_secs=20)
-      kept.append((outputs, [np.copy(outputs.observation), *outputs.reward]))
+      kept.append(
+        (outputs, [np.copy(outputs.observation.frame), *outputs.reward])
+      )
       envs.send(np.zeros(len(env_ids), np.int32), env_ids)
-    for outputs, (observation, *reward) in kept:
-      np.testing.assert_array_equal(outputs.observation, observation)
+    for outputs, (frame, *reward) in kept:
+      np.testing.assert_array_equal(outputs.observation.frame, frame)
       np.testing.assert_array_equal(outputs.reward, reward)
-      outputs.observation[...] = 0  # Writable.
+      outputs.observation.frame[...] = 0  # Writable.
 
   def test_refuses_actions_out_of_range(self, envs):
     env_ids, _ = envs.recv(timeout_secs=20)
@@ -147,7 +151,7 @@ class EnvironmentsContract:
       rows = list(step_all(envs, 60, action=0))
       envs.close()
       frames = [
-        [row.observation for env_id, row in rows if env_id == i]
+        [row.observation.frame for env_id, row in rows if env_id == i]
         for i in range(2)
       ]
       return envs.seeds, [np.stack(f[:15]).tobytes() for f in frames]

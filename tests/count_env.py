@@ -96,6 +96,33 @@ class ImageEnv(CountEnv):
     return self._image(), float(action), terminated, truncated, info
 
 
+class TextEnv(CountEnv):
+  """Gives an instruction too, another in each episode."""
+
+  def __init__(self, **kwargs):
+    super().__init__(**kwargs)
+    self._episode = -1
+    self.observation_space = gymnasium.spaces.Dict(
+      {
+        'vector': self.observation_space,
+        'mission': gymnasium.spaces.Text(100),
+      }
+    )
+
+  def _both(self, observation):
+    text = ' '.join(['word'] * self._episode)
+    return {'vector': observation, 'mission': text}
+
+  def reset(self, *, seed=None, options=None):
+    self._episode += 1
+    observation, info = super().reset(seed=seed)
+    return self._both(observation), info
+
+  def step(self, action):
+    observation, *rest = super().step(action)
+    return self._both(observation), *rest
+
+
 class HiddenVelocities(gymnasium.ObservationWrapper):
   """CartPole that shows positions only: it takes a memory to balance."""
 
@@ -126,5 +153,6 @@ _register('CountExit-v0', length=100, exit_at=5)
 _register('CountNan-v0', length=9, reward=[1.0] * 6 + [np.nan] * 3)
 _register('Seed-v0', SeedEnv, length=4)
 _register('Image-v0', ImageEnv)
+_register('Text-v0', TextEnv, length=3)
 _register('GreyImage-v0', ImageEnv, shape=(4, 6))
 _register('CartPoleHidden-v0', _make_hidden_cart_pole)

@@ -52,7 +52,7 @@ class FakeEnvironments(environments.Environments):
     info, _ = self._episodes.add(ids, np.float32(~first), over)
     self._steps[ids[over]] = 0
     self._games[ids[over]] += 1
-    observation = np.float32(ids)[:, None]
+    observation = environments.Observation(np.float32(ids)[:, None], ())
     return ids, environments.StepOutput(
       np.float32(~first), info, over | first, observation
     )

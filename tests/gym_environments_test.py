@@ -25,7 +25,8 @@ class TestGym(contract.EnvironmentsContract):
     rows = [row for _, row in contract.step_all(envs, 301)]
     envs.close()
     assert contract.finished(enumerate(rows)) == [(3.0, 3)] * 100
-    assert [row.observation[0] for row in rows[:7]] == [0, 1, 2, 0, 1, 2, 0]
+    shown = [row.observation.frame[0] for row in rows[:7]]
+    assert shown == [0, 1, 2, 0, 1, 2, 0]
     assert [row.done for row in rows[:7]] == [True, False, False] * 2 + [True]
     assert sum(row.reward for row in rows) == 300
 
@@ -66,20 +67,31 @@ class TestGym(contract.EnvironmentsContract):
     envs = contract.make(f'gym:tests.count_env:{name}-v0')
     rows = [row for _, row in contract.step_all(envs, 3, action=1)]
     envs.close()
-    assert envs.spec.observation_shape == shape
+    assert envs.spec.frame_shape == shape
     assert [row.reward for row in rows] == [0, 6, 6]
-    assert (rows[2].observation == 2).all()
+    assert (rows[2].observation.frame == 2).all()
+
+  def test_instructions(self):
+    envs = contract.make('gym:tests.count_env:Text-v0')
+    rows = [row for _, row in contract.step_all(envs, 10)]
+    envs.close()
+    assert envs.spec.has_instruction
+    assert envs.spec.frame_shape == (1,)
+    shown = [row.observation.frame[0] for row in rows]
+    assert shown == [0, 1, 2, 0, 1, 2, 0, 1, 2, 0]
+    words = [(row.observation.instruction > 0).sum() for row in rows]
+    assert words == [0, 0, 0, 1, 1, 1, 2, 2, 2, 3]
 
   def test_hidden_velocities(self):
     envs = contract.make('gym:tests.count_env:CartPoleHidden-v0')
     envs.close()
-    assert envs.spec.observation_shape == (2,)
+    assert envs.spec.frame_shape == (2,)
 
   def test_global_random_numbers_differ(self):
     envs = contract.make('gym:tests.count_env:Seed-v0', num_envs=3, max_batch=3)
     rows = [row for _, row in contract.step_all(envs, 30)]
     envs.close()
-    values = [float(row.observation[0]) for row in rows]
+    values = [float(row.observation.frame[0]) for row in rows]
     assert len(set(values)) == len(values)
 
   def test_slow_resets_hold_up_nobody(self):
@@ -99,7 +111,7 @@ class TestGym(contract.EnvironmentsContract):
     envs = contract.make('gym:tests.count_env:CountSlowReset-v0')
     env_ids, outputs = envs.recv(timeout_secs=0.1)
     assert env_ids.shape == outputs.reward.shape == (0,)
-    assert outputs.observation.shape == (0, 1)
+    assert outputs.observation.frame.shape == (0, 1)
     envs.send(np.zeros([0], np.int32), env_ids)
     envs.close()
 

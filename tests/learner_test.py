@@ -366,7 +366,7 @@ class Reference:
       gradients[b] = d_outputs.sum(axis=0)
       return d_outputs @ self.weights[w].T
 
-    observations = np.float64(unroll.env_outputs.observation)
+    observations = np.float64(unroll.env_outputs.observation.frame)
     first = np.tanh(forwards('linear_0', observations))
     second = np.tanh(forwards('linear_1', first))
     last_rewards = np.clip(unroll.env_outputs.reward, -1, 1)[:, None]

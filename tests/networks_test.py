@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 import environments
+import instructions
 import networks
 
 _IMAGE = environments.EnvironmentSpec(
@@ -23,6 +24,10 @@ _VECTOR = environments.EnvironmentSpec(
   (5,), np.dtype(np.float32), num_actions=4, frames_per_step=1, stack=1,
   action_meanings=None,
 )  # fmt: skip
+_LANGUAGE = environments.EnvironmentSpec(
+  (36, 40, 3), np.dtype(np.uint8), num_actions=3, frames_per_step=1, stack=1,
+  action_meanings=None, has_instruction=True,
+)  # fmt: skip
 _AGENTS = pytest.mark.parametrize(
   ('spec', 'torso', 'use_lstm'),
   [
@@ -32,6 +37,7 @@ _AGENTS = pytest.mark.parametrize(
       (_SMALL_IMAGE, 'shallow'),
       (_SMALL_IMAGE, 'deep'),
       (_COLOURS, 'shallow'),
+      (_LANGUAGE, 'shallow'),
       (_VECTOR, 'vector'),
     )
   ],
@@ -41,18 +47,24 @@ _AGENTS = pytest.mark.parametrize(
 def _inputs(spec, T, B, seed=0, done=0.0):
   """Returns last actions and env outputs, [T, B, ...], at random."""
   generator = np.random.default_rng(seed)
-  shape = (T, B, *spec.observation_shape)
-  if spec.observation_dtype == np.uint8:
-    observation = generator.integers(0, 256, shape).astype(np.uint8)
+  shape = (T, B, *spec.frame_shape)
+  if spec.frame_dtype == np.uint8:
+    frame = generator.integers(0, 256, shape).astype(np.uint8)
   else:
-    observation = generator.normal(size=shape).astype(np.float32)
+    frame = generator.normal(size=shape).astype(np.float32)
+  instruction = ()
+  if spec.has_instruction:
+    lengths = generator.integers(0, 9, [T, B, 1])
+    words = generator.integers(1, 1001, [T, B, instructions.MAX_WORDS])
+    words *= np.arange(instructions.MAX_WORDS) < lengths
+    instruction = tf.constant(words, tf.int16)
   return (
     tf.constant(generator.integers(0, spec.num_actions, [T, B]), tf.int32),
     environments.StepOutput(
       reward=tf.constant(generator.normal(size=[T, B]), tf.float32),
       info=(),
       done=tf.constant(generator.random([T, B]) < done),
-      observation=tf.constant(observation),
+      observation=environments.Observation(tf.constant(frame), instruction),
     ),
   )
 
@@ -274,17 +286,67 @@ class TestPixels:
     agent._torso = lambda frames: seen.append(frames) or torso(frames)
     last_actions, outputs = _inputs(spec, 4, 1)
     for value in (0, 51, 255):
-      observation = tf.fill(outputs.observation.shape, np.uint8(value))
+      frame = tf.fill(outputs.observation.frame.shape, np.uint8(value))
       agent.unroll(
         last_actions,
-        outputs._replace(observation=observation),
+        outputs._replace(observation=environments.Observation(frame, ())),
         agent.initial_state(1),
       )
       last = seen[-1][-1]  # By the fourth step no frame is blank.
       channels = 4 if spec.stack == 4 else 3
-      assert last.shape == [*spec.observation_shape[:2], channels]
+      assert last.shape == [*spec.frame_shape[:2], channels]
       assert last.dtype == tf.float32
       np.testing.assert_allclose(last, value / 255)
+
+
+def _words(*texts):
+  return tf.constant(np.stack([instructions.hash_words(t) for t in texts]))
+
+
+class TestInstructionReader:
+  def test_rows_do_not_depend_on_each_other(self):  # D06
+    reader = networks.InstructionReader()
+    texts = ['', 'go to the red door', 'stop', ' '.join(map(str, range(60)))]
+    together = reader(_words(*texts, 'stop'))
+    assert together.shape == [5, 64]
+    np.testing.assert_array_equal(together[0], np.zeros([64]))
+    np.testing.assert_array_equal(together[2], together[4])
+    for row, text in enumerate(texts):
+      np.testing.assert_allclose(
+        together[row : row + 1], reader(_words(text)), atol=1e-6
+      )
+
+  def test_nothing_but_empty_text(self):
+    features = networks.InstructionReader()(_words('', ''))
+    np.testing.assert_array_equal(features, np.zeros([2, 64]))
+
+  def test_order_counts(self):
+    reader = networks.InstructionReader()
+    a, b = reader(_words('red then blue', 'blue then red'))
+    assert np.abs(a - b).max() > 1e-3
+
+  def test_is_an_lstm_over_embedded_words(self):
+    reader = networks.InstructionReader()
+    features = reader(_words('open the door'))[0]
+    ids = instructions.hash_words('open the door')[:3]
+    lstm = reader._lstm
+    state = lstm.initial_state(1)
+    for i in ids:
+      output, state = lstm(reader._embed.embeddings[int(i)][None], state)
+    np.testing.assert_allclose(features, output[0], atol=1e-6)
+    assert reader._embed.embeddings.shape == [1001, 20]
+
+  def test_gradient_reaches_the_words_that_were_read(self):
+    with tf.Graph().as_default():
+      reader = networks.InstructionReader()
+      loss = tf.reduce_sum(reader(_words('red door', 'red', '')))
+      (gradient,) = tf.gradients(loss, reader._embed.trainable_variables)
+      with tf.compat.v1.Session() as session:
+        session.run(tf.compat.v1.global_variables_initializer())
+        gradient = session.run(tf.convert_to_tensor(gradient))
+    rows = np.flatnonzero(np.abs(gradient).sum(axis=1))
+    expected = instructions.hash_words('red door')[:2].tolist()
+    assert sorted(rows) == sorted(expected)
 
 
 class TestTorsos:

@@ -26,7 +26,7 @@ def start(*gym_ids, first_episodes=True):
     names,
   )
   if first_episodes:
-    processes.start_episodes([1], np.float32)
+    processes.start_episodes([([1], np.dtype(np.float32))])
   return processes
 
 
