@@ -8,9 +8,9 @@ that are ready, with their numbers, and `send` lets them take a step:
     env_ids, env_outputs = envs.recv()
     envs.send(choose_actions(env_ids, env_outputs), env_ids)
 
-Each family has a module of its own: `atari_environments`, `gym_environments`.
-None of them may import TensorFlow, nor may this one: environments run in
-processes that do without it.
+Each family has a module of its own: `atari_environments`, `lab_environments`,
+`gym_environments`. None of them may import TensorFlow, nor may this one:
+environments run in processes that do without it.
 
 A time limit ends an episode just as its natural end does, and nothing is
 bootstrapped from its last observation: the choice of the original IMPALA.
@@ -26,6 +26,7 @@ import numpy as np
 import instructions
 
 _GYM_PREFIX = 'gym:'
+_LAB_PREFIX = 'lab:'
 
 
 class StepOutputInfo(NamedTuple):
@@ -260,21 +261,24 @@ def make_environments(
   training: bool,
   max_batch: int | None = None,
   atari_settings: Any = None,
+  lab_settings: Any = None,
 ) -> Environments:
   """Makes environments from the names of their levels.
 
   Args:
     level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), or one or more Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>'), which environments take round robin.
+      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>') or
+      Gymnasium environments ('gym:<id>', 'gym:<module>:<id>'), which
+      environments take round robin.
     num_envs: how many.
     seed: what the environments' own seeds are derived from. Give different
       actors of one run different ones, such as [seed, actor].
     training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game.
+      episode of an Atari game, and levels that Lab holds out are refused.
     max_batch: the most environments that one `recv` returns; None for half of
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari_environments.AtariSettings; None for the paper's.
+    lab_settings: a lab_environments.LabSettings; None for the paper's.
 
   Returns:
     The environments. Close them after use.
@@ -284,26 +288,35 @@ def make_environments(
       together with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
-  are_gym = {name.startswith(_GYM_PREFIX) for name in level_names}
-  if len(are_gym) > 1:
+  prefixes = {_find_prefix(name) for name in level_names}
+  if len(prefixes) > 1:
     raise ValueError(
-      f'Atari games and Gymnasium environments cannot share a run: '
-      f'{", ".join(level_names)}.'
+      f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
+      f'share a run: {", ".join(level_names)}.'
     )
   # The families build on this module; and only what a run needs is imported.
-  if True in are_gym:
+  if _GYM_PREFIX in prefixes:
     import gym_environments
 
     return gym_environments.GymEnvironments(
       level_names, num_envs, seed, max_batch
     )
+  arguments = {'training': training, 'max_batch': max_batch}
+  if _LAB_PREFIX in prefixes:
+    import lab_environments
+
+    return lab_environments.LabEnvironments(
+      level_names, num_envs, seed, **arguments, settings=lab_settings
+    )
   import atari_environments
 
   return atari_environments.AtariEnvironments(
-    level_names,
-    num_envs,
-    seed,
-    training=training,
-    max_batch=max_batch,
-    settings=atari_settings,
+    level_names, num_envs, seed, **arguments, settings=atari_settings
   )
+
+
+def _find_prefix(level_name: str) -> str:
+  for prefix in (_GYM_PREFIX, _LAB_PREFIX):
+    if level_name.startswith(prefix):
+      return prefix
+  return ''

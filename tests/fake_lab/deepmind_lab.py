@@ -96,8 +96,8 @@ class Lab:
     renderer='software',
     level_cache=None,
   ):
-    if Lab._tensorflow_was_first is None:
-      Lab._tensorflow_was_first = 'tensorflow' in sys.modules
+    if type(self)._tensorflow_was_first is None:
+      type(self)._tensorflow_was_first = 'tensorflow' in sys.modules
     _check_types(observations, config, renderer)
     self._name = level.rsplit('/', 1)[-1]
     _check_level(level, self._name, config)
@@ -114,7 +114,7 @@ class Lab:
     self._episode = 0
 
   def reset(self, seed=None):
-    if self._status == 'closed' or Lab._tensorflow_was_first:
+    if self._status == 'closed' or self._tensorflow_was_first:
       _die_of_segmentation_fault()
     seed = random.getrandbits(32) if seed is None else _wrap_seed(seed)
     if self._name in _PICTURE_LEVELS and not _has_pictures(self._config):
