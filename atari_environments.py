@@ -3,17 +3,18 @@
 import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
-import difflib
 import inspect
 import os
 from typing import Any
 
+import ale_py
 from ale_py import roms
 from ale_py import vector_env
 import gymnasium
 import numpy as np
 
 import environments
+import suites
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +30,8 @@ class AtariSettings:
     repeat_action_probability: of an action being ignored in favour of the last
       one ("sticky actions").
     full_action_set: take all 18 actions of the console, not the game's own.
+      Runs of several games always do. What a game does not know (9 of them in
+      skiing) does nothing there.
     num_threads: threads that step games; None for one per usable core.
   """
 
@@ -80,8 +83,7 @@ class AtariEnvironments(environments.Environments):
     """Loads the games; the first `recv` starts them.
 
     Args:
-      level_names: games, see find_game. Several take turns if they have the
-        same actions.
+      level_names: games, see find_game.
       num_envs: see Environments.
       seed: see Environments.
       training: end an episode for learning where a life is lost. The game goes
@@ -93,6 +95,8 @@ class AtariEnvironments(environments.Environments):
     super().__init__(level_names, num_envs, seed, max_batch)
     self._training = training
     self._settings = settings or AtariSettings()
+    if len(set(self.level_names)) > 1:
+      self._settings = dataclasses.replace(self._settings, full_action_set=True)
     self._lives = np.zeros([num_envs], np.int32)
     self._groups = []
     for level_name in dict.fromkeys(self.level_names):
@@ -120,22 +124,14 @@ class AtariEnvironments(environments.Environments):
     }
 
   def _make_spec(self) -> environments.EnvironmentSpec:
-    meanings = {
-      group.level_name: group.action_meanings for group in self._groups
-    }
-    if len(set(meanings.values())) > 1:
-      sizes = ', '.join(f'{name} {len(m)}' for name, m in meanings.items())
-      raise ValueError(
-        f'One run has one action set, but these games have different ones: '
-        f'{sizes}. Name a single game.'
-      )
+    meanings = self._groups[0].action_meanings
     return environments.EnvironmentSpec(
       frame_shape=(84, 84),
       frame_dtype=np.dtype(np.uint8),
-      num_actions=len(self._groups[0].action_meanings),
+      num_actions=len(meanings),
       frames_per_step=self._settings.frames_per_step,
       stack=4,
-      action_meanings=self._groups[0].action_meanings,
+      action_meanings=meanings,
     )
 
   def recv(
@@ -227,16 +223,29 @@ class _AtariGroup:
     self._seeds = np.array(seeds)[env_ids]
     self._draws_noops = arguments['noop_max'] > 0
     self._started = False
+    # Where each game of a suite has a group, threads would add up.
+    num_threads = min(arguments['num_threads'], len(env_ids))
     self._vector = vector_env.AtariVectorEnv(
-      level_name, len(env_ids), **arguments
+      level_name, len(env_ids), **arguments | {'num_threads': num_threads}
     )
+    own = [action.name for action in self._vector.ale.get_action_set()]
+    names = list(ale_py.Action.__members__)
     self.action_meanings = tuple(
-      action.name for action in self._vector.ale.get_action_set()
+      names if arguments['full_action_space'] else own
+    )
+    # From the run's actions to the game's. One that the game does not know
+    # would hang the emulator for ever.
+    self._own_actions = np.array(
+      [
+        own.index(name) if name in own else own.index('NOOP')
+        for name in self.action_meanings
+      ],
+      np.int32,
     )
 
   def send(self, actions: np.ndarray) -> None:
-    """Starts a step of int32 [n] actions."""
-    self._vector.send(actions.astype(np.int32, copy=False))
+    """Starts a step of int32 [n] actions, indices into `action_meanings`."""
+    self._vector.send(self._own_actions[actions])
 
   def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Waits for the step's end.
@@ -315,18 +324,7 @@ def find_game(name: str) -> str:
   Raises:
     ValueError: there is no such game; names some that are near.
   """
-  games = {game.replace('_', ''): game for game in roms.get_all_rom_ids()}
-  key = name.removeprefix('ALE/').removesuffix('-v5').replace('_', '').lower()
-  if key in games:
-    return games[key]
-  near = [games[match] for match in difflib.get_close_matches(key, games)]
-  if near:
-    hint = ' or '.join(near)
-    raise ValueError(f'Unknown level {name!r}: did you mean {hint}?')
-  raise ValueError(
-    f'Unknown level {name!r}: an Atari game is named like up_n_down, a '
-    f'Gymnasium environment like gym:CartPole-v1.'
-  )
+  return suites.find_level(name, roms.get_all_rom_ids())
 
 
 def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:

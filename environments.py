@@ -23,10 +23,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import dmlab30
 import instructions
 
 _GYM_PREFIX = 'gym:'
 _LAB_PREFIX = 'lab:'
+_MAX_RESTARTS = 3
 
 
 class StepOutputInfo(NamedTuple):
@@ -252,6 +254,12 @@ class EpisodeTotals:
     self._steps[finished] = 0
     return info, first
 
+  def forget(self, env_id: int) -> None:
+    """Drops an episode: the environment's next output is a very first one."""
+    self._returns[env_id] = 0
+    self._steps[env_id] = 0
+    self._started[env_id] = False
+
 
 def make_environments(
   level_names: Sequence[str],
@@ -267,14 +275,16 @@ def make_environments(
 
   Args:
     level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>') or
-      Gymnasium environments ('gym:<id>', 'gym:<module>:<id>'), which
-      environments take round robin.
+      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>', or
+      the bare name for DMLab-30) or Gymnasium environments ('gym:<id>',
+      'gym:<module>:<id>'), which environments take round robin.
     num_envs: how many.
     seed: what the environments' own seeds are derived from. Give different
       actors of one run different ones, such as [seed, actor].
     training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game, and levels that Lab holds out are refused.
+      episode of an Atari game, and another environment that fails is made anew,
+      at most 3 times in a row without an episode that came to its end. Levels
+      that DeepMind Lab holds out for testing cannot be played.
     max_batch: the most environments that one `recv` returns; None for half of
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari_environments.AtariSettings; None for the paper's.
@@ -288,35 +298,48 @@ def make_environments(
       together with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
-  prefixes = {_find_prefix(name) for name in level_names}
-  if len(prefixes) > 1:
+  families = {_find_family(name) for name in level_names}
+  if len(families) > 1:
     raise ValueError(
       f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
       f'share a run: {", ".join(level_names)}.'
     )
+  # A score must not depend on which episodes failed.
+  max_restarts = _MAX_RESTARTS if training else 0
   # The families build on this module; and only what a run needs is imported.
-  if _GYM_PREFIX in prefixes:
+  if 'gym' in families:
     import gym_environments
 
     return gym_environments.GymEnvironments(
-      level_names, num_envs, seed, max_batch
+      level_names, num_envs, seed, max_batch, max_restarts
     )
-  arguments = {'training': training, 'max_batch': max_batch}
-  if _LAB_PREFIX in prefixes:
+  if 'lab' in families:
     import lab_environments
 
     return lab_environments.LabEnvironments(
-      level_names, num_envs, seed, **arguments, settings=lab_settings
+      level_names,
+      num_envs,
+      seed,
+      training=training,
+      max_batch=max_batch,
+      max_restarts=max_restarts,
+      settings=lab_settings,
     )
   import atari_environments
 
   return atari_environments.AtariEnvironments(
-    level_names, num_envs, seed, **arguments, settings=atari_settings
+    level_names,
+    num_envs,
+    seed,
+    training=training,
+    max_batch=max_batch,
+    settings=atari_settings,
   )
 
 
-def _find_prefix(level_name: str) -> str:
-  for prefix in (_GYM_PREFIX, _LAB_PREFIX):
-    if level_name.startswith(prefix):
-      return prefix
-  return ''
+def _find_family(level_name: str) -> str:
+  if level_name.startswith(_GYM_PREFIX):
+    return 'gym'
+  if level_name.startswith(_LAB_PREFIX) or level_name in dmlab30.NAMES:
+    return 'lab'
+  return 'atari'

@@ -3,7 +3,8 @@
 Actions are drawn from the policy as in training, not its most likely ones.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import json
 import os
@@ -133,6 +134,26 @@ def evaluate(
     envs.send(agent_outputs.action, ids)
 
 
+def share_out(
+  level_names: Sequence[str], num_episodes: int, num_envs: int
+) -> Iterator[tuple[Sequence[str], int]]:
+  """Shares out environments, so that all of them have something to play.
+
+  Args:
+    level_names: what to play.
+    num_episodes: of each level.
+    num_envs: the most environments at one time.
+
+  Yields:
+    Levels to be played at one time, and how many environments for all of them.
+  """
+  per_level = min(num_episodes, num_envs)
+  at_once = num_envs // per_level
+  for start in range(0, len(level_names), at_once):
+    group = level_names[start : start + at_once]
+    yield group, per_level * len(group)
+
+
 class _Episodes:
   """Numbers the episodes of each level as they begin; keeps the first N.
 
@@ -200,14 +221,27 @@ class _Episodes:
     return scores
 
 
-def table(scores: Mapping[str, LevelScore]) -> str:
-  """Returns the scores as a table, one line a level, without a line end."""
+def table(
+  scores: Mapping[str, LevelScore],
+  normalize: Callable[[str, float], float] | None = None,
+) -> str:
+  """Returns the scores as a table, one line a level, without a line end.
+
+  Args:
+    scores: see `evaluate`.
+    normalize: gives a level's human-normalized score in percent from its name
+      and mean return; None for levels that are not of a suite.
+  """
   rows = [('level', 'episodes', *_SUMMARIES, 'mean frames')]
+  if normalize:
+    rows[0] += ('human-normalized',)
   for name, score in scores.items():
     values = [getattr(score, summary) for summary in _SUMMARIES]
     values = ['-' if value is None else f'{value:,.2f}' for value in values]
-    frames = f'{np.mean(score.frames):,.0f}'
-    rows.append((name, str(len(score.returns)), *values, frames))
+    values.append(f'{np.mean(score.frames):,.0f}')
+    if normalize:
+      values.append(f'{normalize(name, score.mean):,.1f} %')
+    rows.append((name, str(len(score.returns)), *values))
   return '\n'.join(_align(rows)).replace('standard_error', 'standard error')
 
 
@@ -228,10 +262,11 @@ def write(
   path: str | os.PathLike,
   scores: Mapping[str, LevelScore],
   settings: Mapping[str, Any],
+  suite_scores: Mapping[str, float],
 ) -> None:
   """Writes the scores as strict JSON, all or nothing.
 
-  An object with `settings` as given, and `levels`: for each its `mean`,
+  An object with `settings`, `suite_scores` and `levels`: for each its `mean`,
   `median`, `standard_error` (null for one episode), `min`, `max`, and the
   `returns` and `frames` of all episodes in the order in which they began.
 
@@ -241,6 +276,7 @@ def write(
     settings: value by name, such as what was evaluated (the checkpoint, the
       environment frames it was trained for) and the seed. What JSON does not
       know (a path) becomes a string.
+    suite_scores: of all levels together, value by name; may be empty.
 
   Raises:
     OSError: the file cannot be written; an older one is untouched then.
@@ -254,8 +290,78 @@ def write(
     }
     for name, score in scores.items()
   }
+  _write_json(
+    path,
+    {
+      'settings': dict(settings),
+      'suite_scores': dict(suite_scores),
+      'levels': levels,
+    },
+  )
+
+
+class Progress:
+  """The levels an evaluation has played, on disk until it is complete.
+
+  Attributes:
+    scores: the score of each level played so far, by its name.
+  """
+
+  def __init__(self, path: str | os.PathLike, evaluation: Mapping[str, Any]):
+    """Takes up what an evaluation has left that was stopped.
+
+    Args:
+      path: the file; it need not exist.
+      evaluation: all that scores depend on, value by name. What another one has
+        left is of no use, and is dropped.
+    """
+    self._path = pathlib.Path(path)
+    self._evaluation = json.loads(json.dumps(evaluation, default=str))
+    self.scores: dict[str, LevelScore] = {}
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+      left = json.loads(self._path.read_text(encoding='utf-8'))
+      if left['evaluation'] == self._evaluation:
+        self.scores = {
+          name: _from_json(**score) for name, score in left['scores'].items()
+        }
+
+  def add(self, scores: Mapping[str, LevelScore]) -> None:
+    """Adds levels and keeps all on disk, or raises OSError."""
+    self.scores |= scores
+    _write_json(
+      self._path,
+      {
+        'evaluation': self._evaluation,
+        'scores': {
+          name: {
+            'returns': score.returns.tolist(),
+            'frames': score.frames.tolist(),
+            'seed': score.recording.seed,
+            'actions': score.recording.actions.tolist(),
+          }
+          for name, score in self.scores.items()
+        },
+      },
+    )
+
+  def finish(self) -> None:
+    """Removes the file: the evaluation is complete."""
+    self._path.unlink(missing_ok=True)
+
+
+def _from_json(
+  returns: list[float], frames: list[int], seed: int, actions: list[int]
+) -> LevelScore:
+  recording = Recording(seed, np.array(actions, np.int32), returns[0])
+  return LevelScore(
+    np.array(returns, np.float64), np.array(frames, np.int64), recording
+  )
+
+
+def _write_json(path: str | os.PathLike, value: Mapping[str, Any]) -> None:
+  """Writes strict JSON, all or nothing."""
   text = json.dumps(
-    {'settings': dict(settings), 'levels': levels},
+    value,
     indent=2,
     allow_nan=False,
     default=lambda v: v.item() if isinstance(v, np.generic) else str(v),

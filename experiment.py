@@ -66,12 +66,12 @@ flags.DEFINE_integer(
   lower_bound=1,
 )
 flags.DEFINE_integer(
-  'num_actors', 4, 'Actors; locally they act as one batch.', lower_bound=1
+  'num_actors', 2, 'Actors; locally they act as one batch.', lower_bound=1
 )
 flags.DEFINE_integer(
   'envs_per_actor', 16, 'Environments of each actor.', lower_bound=1
 )
-flags.DEFINE_integer('batch_size', 32, 'Unrolls in a batch.', lower_bound=1)
+flags.DEFINE_integer('batch_size', 8, 'Unrolls in a batch.', lower_bound=1)
 flags.DEFINE_integer(
   'unroll_length', 20, 'Agent steps in an unroll.', lower_bound=1
 )
@@ -108,7 +108,7 @@ flags.DEFINE_enum(
 )
 
 flags.DEFINE_float(
-  'learning_rate', 0.0006, 'Learning rate; decays to 0.', lower_bound=0
+  'learning_rate', 0.0004, 'Learning rate; decays to 0.', lower_bound=0
 )
 flags.DEFINE_float(
   'decay', 0.99, 'RMSProp decay.', lower_bound=0, upper_bound=1
@@ -117,7 +117,7 @@ flags.DEFINE_float(
   'momentum', 0.0, 'RMSProp momentum.', lower_bound=0, upper_bound=1
 )
 flags.DEFINE_float(
-  'epsilon', 0.01, 'RMSProp epsilon, inside the root.', lower_bound=0
+  'epsilon', 0.00001, 'RMSProp epsilon, inside the root.', lower_bound=0
 )
 flags.DEFINE_float(
   'max_gradient_norm',

@@ -28,6 +28,7 @@ class GymEnvironments(process_environments.ProcessEnvironments):
     num_envs: int,
     seed: int | Sequence[int],
     max_batch: int | None = None,
+    max_restarts: int = 0,
   ):
     """Makes all environments at once; does not wait for their first resets.
 
@@ -37,29 +38,34 @@ class GymEnvironments(process_environments.ProcessEnvironments):
       num_envs: see Environments.
       seed: see Environments.
       max_batch: see Environments.
+      max_restarts: see py_process.EnvironmentProcesses.
 
     Raises:
       ValueError: a level is unknown or has spaces that do not fit.
       py_process.EnvironmentFailed: an environment could not be made.
     """
-    super().__init__(GymEnvironment, level_names, num_envs, seed, max_batch)
+    super().__init__(
+      GymEnvironment, level_names, num_envs, seed, max_batch, max_restarts
+    )
 
 
 class GymEnvironment:
   """One Gymnasium environment as `py_process` runs it, in its own process."""
 
-  def __init__(self, level_name: str, seed: int):
+  def __init__(self, level_name: str, seed: int, num_restarts: int = 0):
     """Makes the environment.
 
     Args:
       level_name: see GymEnvironments.
       seed: for the first reset, and for code that draws from the global
         generators of Python and NumPy.
+      num_restarts: added to the seed: what failed is not played again.
 
     Raises:
       py_process_worker.UnusableLevelError: it does not exist or has spaces that
         are not supported.
     """
+    seed += num_restarts
     random.seed(seed)
     np.random.seed(seed)
     self._seed = seed

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+import dmlab30
 import environments
 import instructions
 import level_cache
@@ -42,10 +43,6 @@ _ACTIONS = [np.array(action, np.intc) for action in ACTIONS.values()]
 # objects than in training.
 _TEST_MIXER_SEED = 0x600D5EED
 
-_HOLD_OUT_LEVELS = (
-  'rooms_collect_good_objects_test',
-  'rooms_exploit_deferred_effects_test',
-)
 _PICTURE_LEVELS = (
   'psychlab_arbitrary_visuomotor_mapping',
   'psychlab_continuous_recognition',
@@ -105,18 +102,20 @@ class LabEnvironments(process_environments.ProcessEnvironments):
     *,
     training: bool,
     max_batch: int | None = None,
+    max_restarts: int = 0,
     settings: LabSettings | None = None,
   ):
     """Makes all environments at once; does not wait for their first resets.
 
     Args:
-      level_names: 'lab:<path>', such as
-        'lab:contributed/dmlab30/rooms_watermaze'.
+      level_names: 'lab:<path>', such as 'lab:seekavoid_arena_01', or the bare
+        name of a level of DMLab-30.
       num_envs: see Environments.
       seed: see Environments.
       training: whether the agent learns from them; if not, levels that are held
         out can be played, and all draw from the random numbers of evaluation.
       max_batch: see Environments.
+      max_restarts: see py_process.EnvironmentProcesses.
       settings: how levels are played; None for the paper's.
 
     Raises:
@@ -126,7 +125,7 @@ class LabEnvironments(process_environments.ProcessEnvironments):
     """
     self._settings = settings or LabSettings()
     self._training = training
-    _check_levels(level_names, training, self._settings)
+    _check_pictures(level_names, self._settings.dataset_path)
     # Labs that are ended in the middle of a reset leave files behind.
     self._scratch = tempfile.TemporaryDirectory(
       prefix='lab_environments_', ignore_cleanup_errors=True
@@ -138,7 +137,9 @@ class LabEnvironments(process_environments.ProcessEnvironments):
       scratch_dir=self._scratch.name,
     )
     try:
-      super().__init__(make_environment, level_names, num_envs, seed, max_batch)
+      super().__init__(
+        make_environment, level_names, num_envs, seed, max_batch, max_restarts
+      )
     except BaseException:
       self._scratch.cleanup()
       raise
@@ -164,6 +165,7 @@ class LabEnvironment:
     self,
     level_name: str,
     seed: int,
+    num_restarts: int = 0,
     *,
     training: bool,
     settings: LabSettings,
@@ -174,6 +176,7 @@ class LabEnvironment:
     Args:
       level_name: see LabEnvironments.
       seed: what the seeds of all its episodes are drawn from.
+      num_restarts: added to the seed: what failed is not played again.
       training: see LabEnvironments.
       settings: how it is played.
       scratch_dir: a folder for temporary files.
@@ -191,7 +194,7 @@ class LabEnvironment:
       action_meanings=tuple(ACTIONS),
       has_instruction=True,
     )
-    self._random = random.Random(seed)
+    self._random = random.Random(seed + num_restarts)
     self._observation = None
     os.environ['TMPDIR'] = scratch_dir
     self._lab = _make_lab(level_name, training, settings)
@@ -227,19 +230,14 @@ class LabEnvironment:
     self._lab.close()
 
 
-def _check_levels(
-  level_names: Sequence[str], training: bool, settings: LabSettings
+def _check_pictures(
+  level_names: Sequence[str], dataset_path: str | None
 ) -> None:
-  """Raises ValueError for levels that Lab would fail on, at a reset or so."""
-  named = {name.rsplit('/', 1)[-1]: name for name in level_names}
-  held_out = [named[level] for level in _HOLD_OUT_LEVELS if level in named]
-  if training and held_out:
-    raise ValueError(
-      f'Held out for testing: {" and ".join(held_out)}. Train on the level of '
-      f'the same name with _train.'
-    )
-  path = settings.dataset_path
-  pictured = [named[level] for level in _PICTURE_LEVELS if level in named]
+  """Raises ValueError if there are none for a level; Lab fails at a reset."""
+  path = dataset_path or ''
+  pictured = [
+    name for name in level_names if name.rsplit('/', 1)[-1] in _PICTURE_LEVELS
+  ]
   if not pictured or path == _NO_PICTURES:
     return
   if not path or not os.path.exists(os.path.join(path, _FIRST_PICTURE)):
@@ -277,7 +275,7 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
     cache = level_cache.LevelCache(settings.level_cache_dir)
   try:
     return deepmind_lab.Lab(
-      level_name.removeprefix(_PREFIX),
+      _find_path(level_name),
       ['RGB_INTERLEAVED', 'INSTR'],
       config=_make_config(training, settings),
       renderer=settings.renderer,
@@ -287,6 +285,12 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
     if 'Level not found' not in str(error):
       raise
     raise py_process_worker.UnusableLevelError(
-      f'DeepMind Lab has no level {level_name}; those of DMLab-30 are '
-      f'lab:contributed/dmlab30/<name>.'
+      f'DeepMind Lab has no level {level_name}: the path of a level is that '
+      f'below game_scripts/levels in Lab, without .lua.'
     ) from error
+
+
+def _find_path(level_name: str) -> str:
+  if level_name in dmlab30.NAMES:
+    return dmlab30.LAB_PATH + level_name
+  return level_name.removeprefix(_PREFIX)

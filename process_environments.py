@@ -19,23 +19,26 @@ class ProcessEnvironments(environments.Environments):
   def __init__(
     self,
     make_environment: Callable[
-      [str, int], py_process_worker.EnvironmentProtocol
+      [str, int, int], py_process_worker.EnvironmentProtocol
     ],
     level_names: Sequence[str],
     num_envs: int,
     seed: int | Sequence[int],
     max_batch: int | None = None,
+    max_restarts: int = 0,
   ):
     """Makes all environments at once; does not wait for their first resets.
 
     Args:
-      make_environment: takes a level's name and the environment's own seed, in
-        the environment's process. It pickles. The environment's `spec` is an
-        EnvironmentSpec, the same for all.
+      make_environment: takes a level's name, the environment's own seed and the
+        number of the restart, 0 at first, in the environment's process. It
+        pickles. The environment's `spec` is an EnvironmentSpec, the same for
+        all.
       level_names: see Environments.
       num_envs: see Environments.
       seed: see Environments.
       max_batch: see Environments.
+      max_restarts: see py_process.EnvironmentProcesses.
 
     Raises:
       ValueError: a level cannot be used, or differs from the others.
@@ -50,6 +53,8 @@ class ProcessEnvironments(environments.Environments):
         )
       ],
       self.level_names,
+      max_restarts,
+      self._episodes.forget,
     )
     try:
       self.spec = self._join_specs(self._processes.specs)

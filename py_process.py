@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 import contextlib
 from multiprocessing import connection
 import os
-import pickle
 import select
 import signal
 import subprocess
@@ -64,25 +63,37 @@ class EnvironmentProcesses:
 
   def __init__(
     self,
-    makers: Sequence[Callable[[], py_process_worker.EnvironmentProtocol]],
+    makers: Sequence[Callable[[int], py_process_worker.EnvironmentProtocol]],
     level_names: Sequence[str],
+    max_restarts: int = 0,
+    on_restart: Callable[[int], None] | None = None,
   ):
     """Starts the processes and makes all environments at the same time.
 
     Args:
       makers: one for each environment. They pickle, and are called in the
-        environments' processes.
+        environments' processes, with the number of the restart, 0 at first.
       level_names: their levels, for messages.
+      max_restarts: how often in a row, without an episode that came to its end,
+        an environment that fails is made anew, with a warning.
+      on_restart: called with the environment's number. Its episode is lost.
 
     Raises:
       EnvironmentFailed: one could not be made.
       py_process_worker.UnusableLevelError: a maker has raised it.
     """
     self._level_names = list(level_names)
+    self._max_restarts = max_restarts
+    self._on_restart = on_restart
+    self._restarts = np.zeros([len(makers)], int)  # In a row.
+    self._num_restarts = np.zeros([len(makers)], int)  # In all.
+    self._ready = []  # Numbers read from the pipe, not returned yet.
     self._steps = np.full([len(makers)], -1)  # -1: not reset yet.
     self._in_flight = np.zeros([len(makers)], bool)
+    self._layout = None
     self._arrays = None
     self._supervisor = None
+    self._control, their_control = connection.Pipe()
     self._memory_fd = _open_anonymous_memory()
     pairs = [connection.Pipe() for _ in makers]
     self._links = [ours for ours, _ in pairs]
@@ -95,9 +106,11 @@ class EnvironmentProcesses:
       self._poller.register(link.fileno(), select.POLLIN)
     try:
       try:
-        self._start_supervisor(list(makers), theirs, ready_writer)
+        self._start_supervisor(
+          their_control.fileno(), list(makers), theirs, ready_writer
+        )
       finally:
-        for _, link in pairs:
+        for link in [their_control, *(link for _, link in pairs)]:
           link.close()
         os.close(ready_writer)
       self.specs = [self._receive_spec(i) for i in range(len(makers))]
@@ -106,16 +119,16 @@ class EnvironmentProcesses:
       raise
 
   def _start_supervisor(
-    self, makers: list, links: list[int], ready_fd: int
+    self, control_fd: int, makers: list, links: list[int], ready_fd: int
   ) -> None:
     command = (
       f'import sys; sys.path[:] = {sys.path!r}; '
-      f'import py_process_worker; py_process_worker.supervise()'
+      f'import py_process_worker; py_process_worker.supervise({control_fd})'
     )
     self._supervisor = subprocess.Popen(
       [sys.executable, '-c', command],
-      stdin=subprocess.PIPE,
-      pass_fds=[*links, ready_fd, self._memory_fd],
+      stdin=subprocess.DEVNULL,
+      pass_fds=[control_fd, *links, ready_fd, self._memory_fd],
       # Ctrl-C, and whatever else is sent to the whole group, is for the caller
       # to answer: environments end when it says so, or is gone.
       start_new_session=True,
@@ -124,9 +137,7 @@ class EnvironmentProcesses:
       env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
     )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
-      message = makers, links, ready_fd, self._memory_fd
-      pickle.dump(message, self._supervisor.stdin)
-      self._supervisor.stdin.flush()
+      self._control.send((makers, links, ready_fd, self._memory_fd))
 
   def _receive_spec(self, env_id: int) -> Any:
     kind, value = self._receive(env_id)
@@ -153,12 +164,12 @@ class EnvironmentProcesses:
     Returns:
       The arrays. Rows of environments in flight may change at any time.
     """
-    layout = py_process_worker.Layout(len(self._links), observation)
-    self._arrays = layout.map(self._memory_fd)
+    self._layout = py_process_worker.Layout(len(self._links), observation)
+    self._arrays = self._layout.map(self._memory_fd)
     for link in self._links:
       # One that has died meanwhile is reported by `recv`.
       with contextlib.suppress(OSError):
-        link.send(layout)
+        link.send(self._layout)
     self._in_flight[:] = True
     return self._arrays
 
@@ -176,39 +187,53 @@ class EnvironmentProcesses:
       if the time ran out.
 
     Raises:
-      EnvironmentFailed: an environment raised, or its process died.
+      EnvironmentFailed: an environment raised, or its process died, and no
+        restart is left.
       RuntimeError: no environment is in flight.
     """
     wanted = min(max_batch, np.count_nonzero(self._in_flight))
     if not wanted:
       raise RuntimeError('No environment is in flight: send actions first.')
-    timeout_ms = None if timeout_secs is None else timeout_secs * 1000
-    events = self._poller.poll(timeout_ms)
-    for file_descriptor, _ in events:
-      if file_descriptor != self._ready_fd:
-        fds = [link.fileno() for link in self._links]
-        env_id = fds.index(file_descriptor)
-        raise self._failure(env_id, *self._receive(env_id))
-    ready = self._gather(wanted) if events else b''
-    env_ids = np.frombuffer(ready, np.int32).copy()
-    self._in_flight[env_ids] = False
-    self._steps[env_ids] = np.where(
-      self._arrays.dones[env_ids], 0, self._steps[env_ids] + 1
-    )
-    return env_ids
-
-  def _gather(self, wanted: int) -> bytes:
-    ready = os.read(self._ready_fd, _ID_BYTES * wanted)
-    for _ in range(_MAX_NAPS):
-      missing = _ID_BYTES * wanted - len(ready)
-      if not missing:
+    self._wait(timeout_secs)
+    self._read_ready(wanted)
+    for _ in range(_MAX_NAPS if self._ready else 0):
+      before = len(self._ready)
+      if before >= wanted:
         break
       time.sleep(_NAP_SECS)
-      try:
-        ready += os.read(self._ready_fd, missing)
-      except BlockingIOError:
+      self._read_ready(wanted)
+      if len(self._ready) == before:
         break
-    return ready
+    env_ids = np.array(self._ready[:wanted], np.int32)
+    del self._ready[:wanted]
+    self._in_flight[env_ids] = False
+    dones = self._arrays.dones[env_ids]
+    self._steps[env_ids] = np.where(dones, 0, self._steps[env_ids] + 1)
+    self._restarts[env_ids[dones]] = 0
+    return env_ids
+
+  def _wait(self, timeout_secs: float | None) -> None:
+    """Waits for a ready environment; sees to failures and restarts."""
+    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+    while not self._ready:
+      timeout_ms = None
+      if deadline is not None:
+        timeout_ms = max(0.0, deadline - time.monotonic()) * 1000
+      events = self._poller.poll(timeout_ms)
+      told = {fd for fd, _ in events if fd != self._ready_fd}
+      for env_id, link in enumerate(self._links if told else ()):
+        if link.fileno() in told:
+          self._answer(env_id, *self._receive(env_id))
+      # Once all links are closed, the pipe is too: then only they tell why.
+      if not told and (not events or (self._ready_fd, select.POLLIN) in events):
+        break
+
+  def _read_ready(self, wanted: int) -> None:
+    """Reads numbers of ready environments, until there are `wanted`."""
+    missing = max(0, wanted - len(self._ready))
+    with contextlib.suppress(BlockingIOError):
+      ids = os.read(self._ready_fd, _ID_BYTES * missing)
+      self._ready += np.frombuffer(ids, np.int32).tolist()
 
   def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
     """Lets environments take a step; does not wait.
@@ -233,10 +258,39 @@ class EnvironmentProcesses:
       with contextlib.suppress(OSError):  # It has died: `recv` says so.
         os.write(self._links[env_id].fileno(), b'\0')
 
+  def _answer(self, env_id: int, kind: str, value: Any) -> None:
+    """Answers what came instead of a step: of a failure, or after a restart."""
+    link = self._links[env_id]
+    if kind == 'spec':
+      with contextlib.suppress(OSError):
+        link.send(self._layout)
+      return
+    failure = self._failure(env_id, kind, value)
+    if value is None or self._restarts[env_id] >= self._max_restarts:
+      raise failure
+    self._restarts[env_id] += 1
+    self._num_restarts[env_id] += 1
+    print(
+      f'Warning: {failure}\nIt starts anew ({self._restarts[env_id]} of '
+      f'{self._max_restarts} times in a row).',
+      file=sys.stderr,
+    )
+    if kind != 'died' and link.poll(py_process_worker.GRACE_SECS):
+      self._receive(env_id)  # Now it has died as well.
+    # Its last step may still be unread, and would pass for the new one's first.
+    self._read_ready(len(self._ready) + len(self._links))
+    self._ready = [ready for ready in self._ready if ready != env_id]
+    self._in_flight[env_id] = True
+    self._steps[env_id] = -1
+    if self._on_restart:
+      self._on_restart(env_id)
+    with contextlib.suppress(OSError):  # The supervisor has died: `recv` says.
+      self._control.send((env_id, int(self._num_restarts[env_id])))
+
   def _failure(
     self, env_id: int, kind: str, value: str | int | None
   ) -> EnvironmentFailed:
-    if kind == 'failed':
+    if kind != 'died':
       details = value
     elif value is None:
       details = 'Its process and the supervisor have ended.'
@@ -255,8 +309,8 @@ class EnvironmentProcesses:
       link.close()  # Who waits for an action now sees the end of the file.
     os.close(self._ready_fd)
     os.close(self._memory_fd)
+    self._control.close()
     if self._supervisor is not None:
-      self._supervisor.stdin.close()
       try:
         self._supervisor.wait(2.5 * py_process_worker.GRACE_SECS)
       except subprocess.TimeoutExpired:

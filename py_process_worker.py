@@ -9,17 +9,16 @@ leaves a temporary folder behind when the main program is killed.
 Nothing here, nor what is imported from here, may import TensorFlow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
+import functools
 import math
 import mmap
 from multiprocessing import connection
 import os
-import pickle
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
 from typing import Any, NamedTuple, Protocol
@@ -106,69 +105,119 @@ class Layout(NamedTuple):
     return SharedArrays(actions, rewards, dones, observation)
 
 
-def supervise() -> None:
+def supervise(control_fd: int) -> None:
   """Forks off the environments' processes and sees to their ends.
 
-  Runs in the supervisor, whose standard input brings the makers and then stays
-  open for as long as the caller wants the environments. In a forked process it
-  returns when the environment has ended.
+  Runs in the supervisor, whom the caller tells over `control_fd` first what to
+  make, and then which environments to make anew. Its end is the end of them
+  all. In a forked process this returns when the environment has ended.
   """
   # Ctrl-C is the caller's affair.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
-  makers, link_fds, ready_fd, memory_fd = pickle.load(sys.stdin.buffer)
+  control = connection.Connection(control_fd)
+  makers, link_fds, ready_fd, memory_fd = control.recv()
   links = [connection.Connection(fd) for fd in link_fds]
-  processes = {}
-  for env_id, maker in enumerate(makers):
+  processes = {}  # Environments' numbers by process number.
+  with _woken_by_children() as woken:
+    mine = _fork([(i, 0) for i in range(len(makers))], processes)
+    while mine is None:
+      wanted = _supervise_processes(control, woken, processes, links)
+      if wanted is None:
+        return
+      mine = _fork([wanted], processes)
+  env_id, num_restarts = mine
+  for link in [control, *links[:env_id], *links[env_id + 1 :]]:
+    link.close()
+  maker = functools.partial(makers[env_id], num_restarts)
+  _run_environment(env_id, maker, links[env_id], ready_fd, memory_fd)
+
+
+def _fork(
+  starts: Sequence[tuple[int, int]], processes: dict[int, int]
+) -> tuple[int, int] | None:
+  """Forks a process for each start; returns its own in each of them."""
+  for start in starts:
     process_id = os.fork()
-    if process_id:
-      processes[process_id] = links[env_id]
-      continue
-    for link in links[:env_id] + links[env_id + 1 :]:
-      link.close()
-    with open(os.devnull) as nothing:
-      os.dup2(nothing.fileno(), sys.stdin.fileno())
-    _run_environment(env_id, maker, links[env_id], ready_fd, memory_fd)
-    return
-  # ready_fd stays open: a caller that finds it closed could not tell why.
-  os.close(memory_fd)
-  _supervise_processes(processes)
+    if not process_id:
+      return start
+    processes[process_id] = start[0]
+  return None
 
 
-def _supervise_processes(processes: dict[int, connection.Connection]) -> None:
-  """Tells of ends, and ends all that outlive the caller's interest."""
+@contextlib.contextmanager
+def _woken_by_children() -> Iterator[socket.socket]:
+  """Gives a socket that can be read from when a child process has ended."""
   woken, waker = socket.socketpair()
-  waker.setblocking(False)
-  signal.set_wakeup_fd(waker.fileno())
-  signal.signal(signal.SIGCHLD, lambda *_: None)
-  watched = [sys.stdin, woken]
-  escalation = []
-  while _reap(processes):
-    now = time.monotonic()
-    timeout = max(0.0, escalation[0][0] - now) if escalation else None
-    readable, _, _ = select.select(watched, [], [], timeout)
+  with woken, waker:
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    yield woken
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.set_wakeup_fd(-1)
+
+
+def _supervise_processes(
+  control: connection.Connection,
+  woken: socket.socket,
+  processes: dict[int, int],
+  links: Sequence[connection.Connection],
+) -> tuple[int, int] | None:
+  """Tells of ends until an environment is wanted anew, or nothing any more.
+
+  Returns:
+    The environment's number and which of its restarts this is; None if the
+    caller has lost interest: then all processes have ended.
+  """
+  while True:
+    _reap(processes, links)
+    readable, _, _ = select.select([control, woken], [], [])
     if woken in readable:
       woken.recv(4096)
-    if sys.stdin in readable:  # The caller has closed it, or died.
-      watched.remove(sys.stdin)
-      escalation = [
-        (now + GRACE_SECS, signal.SIGTERM),
-        (now + 2 * GRACE_SECS, signal.SIGKILL),
-      ]
-    if escalation and time.monotonic() >= escalation[0][0]:
-      for process_id in processes:
-        os.kill(process_id, escalation[0][1])
-      del escalation[0]
+    if control in readable:
+      try:
+        env_id, num_restarts = control.recv()
+      except (EOFError, OSError):  # The caller has closed it, or died.
+        _end_all(woken, processes, links)
+        return None
+      for process_id, number in list(processes.items()):
+        if number == env_id:  # It has failed, and hangs in its end.
+          os.kill(process_id, signal.SIGKILL)
+          os.waitpid(process_id, 0)
+          del processes[process_id]
+      return env_id, num_restarts
 
 
-def _reap(processes: dict[int, connection.Connection]) -> bool:
+def _end_all(
+  woken: socket.socket,
+  processes: dict[int, int],
+  links: Sequence[connection.Connection],
+) -> None:
+  """Ends all that do not end by themselves where they wait for an action."""
+  for number in (signal.SIGTERM, signal.SIGKILL):
+    deadline = time.monotonic() + GRACE_SECS
+    while _reap(processes, links):
+      left = deadline - time.monotonic()
+      if left <= 0:
+        break
+      if select.select([woken], [], [], left)[0]:
+        woken.recv(4096)
+    for process_id in processes:
+      os.kill(process_id, number)
+  while processes:
+    processes.pop(os.wait()[0])
+
+
+def _reap(
+  processes: dict[int, int], links: Sequence[connection.Connection]
+) -> bool:
   """Tells the caller of processes that have ended; False if none is left."""
   while processes:
     process_id, status = os.waitpid(-1, os.WNOHANG)
     if not process_id:
       break
-    link = processes.pop(process_id)
+    link = links[processes.pop(process_id)]
     _tell(link, 'died', os.waitstatus_to_exitcode(status))
-    link.close()
   return bool(processes)
 
 
@@ -194,6 +243,7 @@ def _run_environment(
   environment = None
   try:
     environment = maker()
+    _drain(link.fileno())
     link.send(('spec', environment.spec))
     layout = link.recv()
     arrays = layout.map(memory_fd)
@@ -209,6 +259,15 @@ def _run_environment(
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
+def _drain(link_fd: int) -> None:
+  """Reads what was meant for a process that has died before this one."""
+  os.set_blocking(link_fd, False)
+  with contextlib.suppress(BlockingIOError):
+    while os.read(link_fd, 4096):
+      pass
+  os.set_blocking(link_fd, True)
+
+
 def _step_until_closed(
   environment: EnvironmentProtocol,
   env_id: int,
@@ -217,6 +276,7 @@ def _step_until_closed(
   ready_fd: int,
 ) -> None:
   actions, rewards, dones, _ = arrays
+  rewards[env_id], dones[env_id] = 0, False  # This may be a restart.
   ready_message = np.int32(env_id).tobytes()
   arrays.show(env_id, environment.reset())
   os.write(ready_fd, ready_message)

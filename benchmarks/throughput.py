@@ -49,6 +49,9 @@ flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of training before all.')
 flags.DEFINE_string('json', None, 'Where to write all rounds.')
 FLAGS.set_default('agent', 'shallow')
 FLAGS.set_default('use_lstm', True)
+# The paper's batch, and games enough to fill two of them.
+FLAGS.set_default('batch_size', 32)
+FLAGS.set_default('num_actors', 4)
 
 _MATRIX_SIZE = 2048
 # Pong's. The cost of V-trace hardly depends on it.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import atari57
 import atari_environments
 import environments
 from tests import contract
@@ -177,6 +178,37 @@ class TestAtari(contract.EnvironmentsContract):
         lost[env_id] = 0
     assert counts  # Starts with 4 spare lives.
     assert set(counts) == {5}
+
+
+class TestSeveralGames:
+  def test_take_all_actions(self):
+    envs = contract.make('pong', 'breakout', num_envs=4)
+    assert envs.spec.num_actions == 18
+    assert envs.settings()['full_action_space']
+
+  def test_skiing_ignores_what_it_does_not_know(self):  # C01
+    settings = atari_environments.AtariSettings(full_action_set=True)
+    envs = contract.make('skiing', 'pong', num_envs=2, training=False)
+    names = envs.spec.action_meanings
+    assert len(names) == 18
+    # It has 9 actions; the 17th would hang it.
+    assert len({env_id for env_id, _ in contract.step_all(envs, 400)}) == 2
+
+    def play(action):
+      envs = contract.make('skiing', atari_settings=settings, training=False)
+      rows = contract.step_all(envs, 60, action=names.index(action))
+      return [row.observation.frame for _, row in rows]
+
+    noop = play('NOOP')
+    np.testing.assert_array_equal(play('DOWNLEFTFIRE'), noop)
+    # What stands at another place in its own list is found by its name.
+    assert not np.array_equal(play('LEFT'), noop)
+    assert not np.array_equal(play('LEFT'), play('RIGHT'))
+
+  def test_all_57_step(self):  # C03
+    envs = contract.make(*atari57.GAMES, num_envs=57, max_batch=57)
+    rows = list(contract.step_all(envs, 2 * 57))
+    assert {env_id for env_id, _ in rows} == set(range(57))
 
 
 @pytest.mark.parametrize(

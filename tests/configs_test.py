@@ -8,6 +8,7 @@ from absl import flags
 import pytest
 
 import experiment  # Defines the flags.
+import levels
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted((_CHECKOUT / 'configs').glob('*.flags'))
@@ -33,6 +34,41 @@ _ATARI = {
   'test_num_episodes': 200,
 }
 
+# Section 5.3.2: one agent for all games.
+_ATARI57 = _ATARI | {
+  'level_name': 'atari57',
+  'total_environment_frames': 57 * 200_000_000,
+  'full_action_set': True,
+}
+
+# The released code: its README, and the defaults of its flags.
+_DMLAB30 = {
+  'level_name': 'dmlab30',
+  'agent': 'deep',
+  'use_lstm': True,
+  'total_environment_frames': 10**10,
+  'num_actors': 150,
+  'envs_per_actor': 1,
+  'unroll_length': 100,
+  'batch_size': 32,
+  'discounting': 0.99,
+  'baseline_cost': 0.5,
+  'entropy_cost': 0.0033391318945337044,
+  'reward_clipping': 'soft_asymmetric',
+  'learning_rate': 0.00031866995608948655,
+  'momentum': 0.0,
+  'decay': 0.99,
+  'epsilon': 0.1,
+  'max_gradient_norm': 0.0,
+  'test_num_episodes': 500,  # Of the paper, table 3.
+}
+
+_PUBLISHED = {
+  'atari.flags': _ATARI,
+  'atari57.flags': _ATARI57,
+  'dmlab30.flags': _DMLAB30,
+}
+
 
 def _parse(path, *arguments):
   """Returns a copy of the program's flags, with those of a file read in."""
@@ -53,7 +89,8 @@ def _names(path):
 
 
 def test_there_are_files():
-  assert {'atari.flags', 'pong.flags'} <= {path.name for path in _FILES}
+  names = {path.name for path in _FILES}
+  assert {'pong.flags', *_PUBLISHED} <= names
 
 
 @pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
@@ -87,10 +124,20 @@ def test_pong_names_all_that_is_learnt_from():
     assert values[name].present, name
 
 
-def test_atari_is_the_papers_table():
-  values = _parse(_CHECKOUT / 'configs' / 'atari.flags')
-  assert {name: values[name].value for name in _ATARI} == _ATARI
-  assert {name for name in _ATARI if not values[name].present} == set()
+@pytest.mark.parametrize('name', _PUBLISHED)
+def test_is_what_was_published(name):
+  values = _parse(_CHECKOUT / 'configs' / name)
+  published = _PUBLISHED[name]
+  assert {flag: values[flag].value for flag in published} == published
+  assert {flag for flag in published if not values[flag].present} == set()
+
+
+@pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
+def test_every_level_has_as_many_environments(path):
+  values = _parse(path)
+  num_envs = values['num_actors'].value * values['envs_per_actor'].value
+  names = levels.parse(values['level_name'].value, training=True)
+  assert num_envs % len(names) == 0
 
 
 def test_the_command_line_wins_where_it_comes_later():

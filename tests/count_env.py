@@ -62,6 +62,20 @@ class CountEnv(gymnasium.Env):
     )
 
 
+class SecondEpisodeRaisesEnv(CountEnv):
+  """Plays one episode, and fails in the next."""
+
+  def __init__(self):
+    super().__init__(length=4)
+    self._episode = 0
+
+  def reset(self, *, seed=None, options=None):
+    self._episode += 1
+    if self._episode == 2:
+      self._raise_at = 2
+    return super().reset(seed=seed)
+
+
 class SeedEnv(CountEnv):
   """Shows a random number at each reset, and which modules are loaded."""
 
@@ -151,6 +165,7 @@ _register('CountRaise-v0', length=100, raise_at=50)
 _register('CountRaiseAtReset-v0', raise_at=-1)
 _register('CountExit-v0', length=100, exit_at=5)
 _register('CountNan-v0', length=9, reward=[1.0] * 6 + [np.nan] * 3)
+_register('SecondEpisodeRaises-v0', SecondEpisodeRaisesEnv)
 _register('Seed-v0', SeedEnv, length=4)
 _register('Image-v0', ImageEnv)
 _register('Text-v0', TextEnv, length=3)

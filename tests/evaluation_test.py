@@ -1,5 +1,6 @@
 """Tests of evaluation.py."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -255,13 +256,14 @@ def test_write(tmp_path):
     'seed': None,
   }
   scores = {'pong': score_of([20, 21], [7000, 8001]), 'qbert': score_of([1250])}
-  evaluation.write(path, scores, settings)
+  evaluation.write(path, scores, settings, {'atari57/median': 7.5})
   assert json.loads(path.read_text()) == {
     'settings': {
       'checkpoint': str(tmp_path / 'model.ckpt-7'),
       'num_environment_frames': 123,
       'seed': None,
     },
+    'suite_scores': {'atari57/median': 7.5},
     'levels': {
       'pong': {
         'mean': 20.5,
@@ -290,8 +292,62 @@ def test_write_is_all_or_nothing(tmp_path):
   path = tmp_path / 'test.json'
   path.write_text('old')
   with pytest.raises(ValueError):
-    evaluation.write(path, {'pong': score_of([1])}, {'seed': np.nan})
+    evaluation.write(path, {'pong': score_of([1])}, {'seed': np.nan}, {})
   assert path.read_text() == 'old'
   with pytest.raises(FileNotFoundError):
-    evaluation.write(tmp_path / 'no' / 'test.json', {}, {})
+    evaluation.write(tmp_path / 'no' / 'test.json', {}, {}, {})
   assert [p.name for p in tmp_path.iterdir()] == ['test.json']
+
+
+def test_table_of_a_suite():
+  table = evaluation.table(
+    {'pong': score_of([20, 21]), 'qbert': score_of([1250])},
+    lambda name, value: {'pong': 2 * value, 'qbert': value / 100}[name],
+  )
+  header, pong, qbert = table.splitlines()
+  assert header.endswith('human-normalized')
+  assert pong.endswith('41.0 %') and qbert.endswith('12.5 %')
+
+
+def test_progress_is_taken_up_by_the_same_evaluation(tmp_path):
+  path = tmp_path / 'progress.json'
+  same = {'checkpoint': 'frames-7', 'test_num_episodes': 2}
+  progress = evaluation.Progress(path, same)
+  assert not progress.scores
+  recording = evaluation.Recording(7, np.array([1, 0], np.int32), 20.0)
+  score = dataclasses.replace(score_of([20, 21]), recording=recording)
+  progress.add({'pong': score})
+  progress.add({'qbert': dataclasses.replace(score, returns=np.ones([1]))})
+
+  again = evaluation.Progress(path, same)
+  assert list(again.scores) == ['pong', 'qbert']
+  np.testing.assert_array_equal(again.scores['pong'].returns, [20, 21])
+  np.testing.assert_array_equal(again.scores['pong'].frames, score.frames)
+  assert again.scores['pong'].recording.seed == 7
+  np.testing.assert_array_equal(again.scores['pong'].recording.actions, [1, 0])
+
+  other = evaluation.Progress(path, same | {'checkpoint': 'frames-8'})
+  assert not other.scores
+  again.finish()
+  assert not list(tmp_path.iterdir())
+
+
+def test_progress_that_is_broken_is_dropped(tmp_path):
+  path = tmp_path / 'progress.json'
+  for text in ('', '{', '[]', '{"evaluation": {}}', '{"evaluation": 1}'):
+    path.write_text(text)
+    assert not evaluation.Progress(path, {}).scores
+
+
+@pytest.mark.parametrize(
+  ('num_episodes', 'num_envs', 'expected'),
+  [
+    (200, 8, [('a', 8), ('b', 8), ('c', 8)]),
+    (4, 8, [('ab', 8), ('c', 4)]),
+    (1, 8, [('abc', 3)]),
+    (3, 1, [('a', 1), ('b', 1), ('c', 1)]),
+  ],
+)
+def test_share_out(num_episodes, num_envs, expected):
+  groups = evaluation.share_out(list('abc'), num_episodes, num_envs)
+  assert [(''.join(group), n) for group, n in groups] == expected

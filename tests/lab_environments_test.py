@@ -53,11 +53,12 @@ def make_one(fake_lab, scratch):
   """Makes environments in this process."""
   made = []
 
-  def make(level_name=_ROOM, seed=1, training=True, **settings):
+  def make(level_name=_ROOM, seed=1, num_restarts=0, training=True, **settings):
     made.append(
       lab_environments.LabEnvironment(
         level_name,
         seed,
+        num_restarts,
         training=training,
         settings=lab_environments.LabSettings(**settings),
         scratch_dir=str(scratch),
@@ -168,6 +169,7 @@ def test_instructions(fake_lab):
     if len(seen[0]) > 1 and seen[1]:  # The level changed it.
       break
   envs.close()
+  assert len(seen[0]) > 1
   assert seen[0] <= known
   assert seen[1] == {instructions.hash_words('').tobytes()}
 
@@ -198,12 +200,13 @@ def test_pictures(tmp_path, kind):
 
 
 # D05.
-def test_held_out_levels(make_one):
-  with pytest.raises(ValueError, match='Held out') as caught:
+@_WITH_FAKE_LAB
+def test_held_out_levels():
+  envs = make(_HOLD_OUT, training=False)
+  assert len(list(contract.step_all(envs, 5))) == 5
+  envs.close()
+  with pytest.raises(py_process.EnvironmentFailed, match='held out'):
     make(_HOLD_OUT, training=True)
-  assert _HOLD_OUT in str(caught.value)
-  env = make_one(_HOLD_OUT, training=False)
-  env.reset()
 
 
 # D05.
@@ -230,17 +233,19 @@ def test_evaluation_draws_other_numbers(make_one, monkeypatch, fake_lab):
   ('when', 'step', 'details'),
   [
     ('constructor', 0, 'The level is broken'),
-    ('step', 50, 'the level is broken'),
-    ('kill', 50, 'SIGKILL'),
+    ('step', 5, 'the level is broken'),
+    ('kill', 5, 'SIGKILL'),
   ],
 )
-def test_failing_levels(monkeypatch, scratch, when, step, details):
+def test_failing_levels(monkeypatch, scratch, capfd, when, step, details):
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '40')
   monkeypatch.setenv('FAKE_LAB_FAIL', f'{when}:rooms_watermaze')
   envs = None
   with pytest.raises(py_process.EnvironmentFailed, match=details) as caught:
     envs = make(_MAZE, _ROOM, num_envs=2)
     list(contract.step_all(envs, 10_000))
   if envs:
+    assert capfd.readouterr().err.count('It starts anew') == 3
     assert list(scratch.iterdir())
     envs.close()
   assert str(caught.value).startswith(
@@ -249,6 +254,25 @@ def test_failing_levels(monkeypatch, scratch, when, step, details):
   assert ('Traceback' in str(caught.value)) == (when != 'kill')
   # What a killed Lab leaves behind is gone too.
   assert not list(scratch.iterdir())
+
+
+# D08.
+@_WITH_FAKE_LAB
+def test_failure_ends_an_evaluation(monkeypatch, capfd):
+  monkeypatch.setenv('FAKE_LAB_FAIL', 'step:rooms_watermaze')
+  envs = make(_ROOM, training=False)
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 50\n'):
+    list(contract.step_all(envs, 100))
+  envs.close()
+  assert capfd.readouterr().err == ''
+
+
+@_WITH_FAKE_LAB
+def test_names():
+  envs = make('rooms_watermaze', _MAZE, 'lab:seekavoid_arena_01', num_envs=3)
+  envs.close()
+  with pytest.raises(ValueError, match='cannot share'):
+    make('rooms_watermaze', 'pong', num_envs=2)
 
 
 # I01.
@@ -296,9 +320,9 @@ def test_all_episodes_are_seeded(make_one, monkeypatch, fake_lab):
 
   monkeypatch.setattr(fake_lab, 'Lab', Recorder)
 
-  def episode_seeds(seed):
+  def episode_seeds(seed, num_restarts=0):
     seeds.clear()
-    env = make_one(seed=seed)
+    env = make_one(seed=seed, num_restarts=num_restarts)
     for _ in range(5):
       env.reset()
     return list(seeds)
@@ -308,6 +332,7 @@ def test_all_episodes_are_seeded(make_one, monkeypatch, fake_lab):
   assert len(set(first)) == 5
   assert episode_seeds(1) == first
   assert not set(episode_seeds(2)) & set(first)
+  assert not set(episode_seeds(1, num_restarts=1)) & set(first)
 
 
 # D03.

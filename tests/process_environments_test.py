@@ -86,6 +86,29 @@ def test_nan_reward_is_stopped():
   assert str(e.value).startswith('gym:tests.count_env:CountNan-v0')
 
 
+def test_restarted_environment_begins_anew(capfd):  # D08
+  envs = contract.make('gym:tests.count_env:SecondEpisodeRaises-v0')
+  rows = [row for _, row in contract.step_all(envs, 16)]
+  envs.close()
+  # Four steps, the next episode's first, and the restart.
+  assert [row.done for row in rows[:7]] == (
+    [True] + [False] * 3 + [True, False, True]
+  )
+  assert [row.reward for row in rows[:7]] == [0, 1, 1, 1, 1, 1, 0]
+  assert rows[6].info == (0, 0, False)
+  assert set(contract.finished(enumerate(rows))) == {(4.0, 4)}
+  assert 'OSError' in capfd.readouterr().err
+
+
+def test_failure_ends_an_evaluation():
+  envs = contract.make(
+    'gym:tests.count_env:SecondEpisodeRaises-v0', training=False
+  )
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 2\n'):
+    list(contract.step_all(envs, 16))
+  envs.close()
+
+
 def test_refuses_levels_with_different_spaces():
   with pytest.raises(ValueError, match='same observations'):
     contract.make('gym:CartPole-v1', 'gym:Acrobot-v1', num_envs=2)

@@ -19,11 +19,12 @@ import py_process_worker
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def start(*gym_ids, first_episodes=True):
+def start(*gym_ids, first_episodes=True, **kwargs):
   names = [f'gym:tests.count_env:{gym_id}-v0' for gym_id in gym_ids]
   processes = py_process.EnvironmentProcesses(
     [functools.partial(gym_environments.GymEnvironment, n, 1) for n in names],
     names,
+    **kwargs,
   )
   if first_episodes:
     processes.start_episodes([([1], np.dtype(np.float32))])
@@ -148,6 +149,68 @@ def test_killed_environment(closing, gym_id):
   with pytest.raises(py_process.EnvironmentFailed, match='SIGKILL') as caught:
     step(processes, 3)
   assert caught.value.env_id == 0
+
+
+def test_failing_environment_is_restarted_so_often(closing, capfd):  # D08
+  restarted = []
+  processes = start(
+    'Count100', 'CountRaise', max_restarts=3, on_restart=restarted.append
+  )
+  closing.append(processes)
+  with pytest.raises(py_process.EnvironmentFailed) as caught:
+    # The other environment is always ready, and hides nothing.
+    step(processes, 2000)
+  assert restarted == [1, 1, 1]
+  assert (caught.value.env_id, caught.value.step) == (1, 50)
+  printed = capfd.readouterr().err
+  assert printed.count('OSError: The level is broken.') == 3
+  assert 'CountRaise-v0: environment 1 failed at step 50' in printed
+  assert '(2 of 3 times in a row)' in printed
+
+
+def test_failures_with_episodes_between_do_not_add_up(closing, capfd):
+  restarted = []
+  processes = start(
+    'SecondEpisodeRaises', max_restarts=2, on_restart=restarted.append
+  )
+  closing.append(processes)
+  while len(restarted) < 5:
+    step(processes, 1)
+  assert '(2 of 2' not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize('gym_id', ['Count100', 'CountSlowReset'])
+def test_killed_environment_is_restarted(closing, gym_id, capfd):
+  restarted = []
+  processes = start(gym_id, max_restarts=1, on_restart=restarted.append)
+  closing.append(processes)
+  if gym_id == 'Count100':
+    step(processes, 3)
+  before = environment_process(processes)
+  os.kill(before, signal.SIGKILL)
+  while not restarted:
+    ids = processes.recv(1, timeout_secs=20)
+    if not restarted:
+      processes.send(np.zeros(1, np.int32), ids)
+  assert ids.tolist() == [0]
+  # The first output of a new process.
+  assert environment_process(processes) != before
+  assert processes._arrays.observation[0][0] == 0
+  assert processes._arrays.rewards[0] == 0
+  assert 'was ended by SIGKILL' in capfd.readouterr().err
+  processes.close()
+  assert not descendants(os.getpid())
+
+
+def test_killed_supervisor_is_the_end(closing):
+  processes = start('Count3', max_restarts=3)
+  closing.append(processes)
+  step(processes, 2)
+  environment = environment_process(processes)
+  os.kill(processes._supervisor.pid, signal.SIGKILL)
+  os.kill(environment, signal.SIGKILL)
+  with pytest.raises(py_process.EnvironmentFailed, match='supervisor'):
+    step(processes, 100)
 
 
 def test_environments_ignore_interrupts(closing):

@@ -1,0 +1,106 @@
+"""Levels by name: what `--level_name` means, and which suite levels are of."""
+
+import collections
+from collections.abc import Iterable, Sequence
+from types import ModuleType
+
+from ale_py import roms
+
+import atari57
+import dmlab30
+import suites
+
+# What the name of a suite stands for.
+_SUITE_LEVELS = {'atari57': atari57.GAMES, 'dmlab30': dmlab30.ALL_LEVELS}
+
+
+def parse(level_name_flag: str, training: bool) -> list[str]:
+  """Returns the names of the levels to play, suites being spelt out.
+
+  Args:
+    level_name_flag: one of these, or several, separated by commas:
+      'dmlab30' or 'atari57': all levels of the suite.
+      'rooms_watermaze', with or without its path in Lab: a level of DMLab-30.
+      'pong', 'Pong', 'ALE/Pong-v5': a game.
+      'lab:<path>': any other level of DeepMind Lab.
+      'gym:<id>', 'gym:<module>:<id>': a Gymnasium environment.
+    training: whether to train. Otherwise the two levels of DMLab-30 that have a
+      version for testing are replaced by it.
+
+  Returns:
+    A game's ROM name ('pong'), a DMLab-30 level's bare name, and all others as
+    they were given. No two are the same.
+
+  Raises:
+    ValueError: a name is unknown, empty, given twice, or of a level that is for
+      testing only where training is asked for.
+  """
+  names = []
+  for name in level_name_flag.split(','):
+    names += _expand(name.strip())
+  if training:
+    _check_not_held_out(names)
+  else:
+    names = [dmlab30.LEVEL_MAPPING.get(name, name) for name in names]
+  counts = collections.Counter(names)
+  repeated = [name for name, count in counts.items() if count > 1]
+  if repeated:
+    raise ValueError(
+      f'{level_name_flag!r} names some levels more than once: '
+      f'{", ".join(repeated)}.'
+    )
+  return names
+
+
+def _expand(name: str) -> Sequence[str]:
+  if not name:
+    raise ValueError('A level has an empty name: is there a comma too many?')
+  if name.startswith('gym:'):
+    return [name]
+  if name.removeprefix('lab:').startswith(dmlab30.LAB_PATH):
+    return [dmlab30.find_level(name)]
+  if name.startswith('lab:'):
+    return [name]
+  known = [*_SUITE_LEVELS, *dmlab30.NAMES, *roms.get_all_rom_ids()]
+  name = suites.find_level(name, known)
+  return _SUITE_LEVELS.get(name, [name])
+
+
+def _check_not_held_out(names: Iterable[str]) -> None:
+  for training_level, test_level in dmlab30.LEVEL_MAPPING.items():
+    if test_level != training_level and test_level in names:
+      raise ValueError(
+        f'{test_level} is for testing only: train on {training_level}.'
+      )
+
+
+def find_suite(level_names: Iterable[str]) -> ModuleType | None:
+  """Returns the suite that all these levels belong to: `atari57` or `dmlab30`.
+
+  Args:
+    level_names: as `parse` returns them.
+
+  Returns:
+    The module (see `suites`); None if a level belongs to no suite, or to
+    another one than the rest.
+  """
+  for suite, members in (atari57, atari57.GAMES), (dmlab30, dmlab30.NAMES):
+    if set(members).issuperset(level_names):
+      return suite
+  return None
+
+
+def without_environment(
+  level_names: Iterable[str], env_level_names: Iterable[str]
+) -> list[str]:
+  """Returns those levels that no environment plays, in their order.
+
+  Environments are given levels round robin: where there are fewer of them than
+  levels, the last levels get none, and no score of the suite can be computed.
+
+  Args:
+    level_names: the levels of the run.
+    env_level_names: the level of each environment.
+  """
+  played = set(env_level_names)
+  return [name for name in level_names if name not in played]

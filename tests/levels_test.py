@@ -1,0 +1,143 @@
+"""Tests of levels.py."""
+
+import numpy as np
+import pytest
+
+import atari57
+import dmlab30
+import environments
+import levels
+
+
+@pytest.mark.parametrize(
+  ('flag', 'names'),
+  [
+    ('pong', ['pong']),
+    ('UpNDown', ['up_n_down']),
+    ('ALE/Jamesbond-v5, adventure', ['jamesbond', 'adventure']),
+    ('rooms_watermaze', ['rooms_watermaze']),
+    ('contributed/dmlab30/rooms_watermaze', ['rooms_watermaze']),
+    ('lab:contributed/dmlab30/rooms_watermaze', ['rooms_watermaze']),
+    ('lab:tests/empty_room_test', ['lab:tests/empty_room_test']),
+    (
+      'gym:CartPole-v1,gym:corridor:Corridor-v0,gym:ALE/Pong-v5',
+      ['gym:CartPole-v1', 'gym:corridor:Corridor-v0', 'gym:ALE/Pong-v5'],
+    ),
+    ('atari57', list(atari57.GAMES)),
+    ('DMLab30', list(dmlab30.ALL_LEVELS)),
+    ('rooms_watermaze,atari57', ['rooms_watermaze', *atari57.GAMES]),
+  ],
+)
+def test_parse(flag, names):
+  assert levels.parse(flag, training=True) == names
+  assert levels.parse(flag, training=False) == [
+    dmlab30.LEVEL_MAPPING.get(name, name) for name in names
+  ]
+
+
+def test_testing_takes_the_levels_for_it():  # D05.
+  names = levels.parse('dmlab30', training=False)
+  assert names == list(dmlab30.LEVEL_MAPPING.values())
+  assert len(names) == 30
+  assert names[:2] == [
+    'rooms_collect_good_objects_test',
+    'rooms_exploit_deferred_effects_test',
+  ]
+  # As a run's settings name it, and as it may be asked for.
+  for version in 'train', 'test':
+    name = f'rooms_collect_good_objects_{version}'
+    assert levels.parse(name, training=False) == names[:1]
+
+
+def test_training_leaves_them_out():  # D05.
+  assert not [
+    name for name in levels.parse('dmlab30', training=True) if '_test' in name
+  ]
+  with pytest.raises(
+    ValueError, match='train on rooms_collect_good_objects_train'
+  ):
+    levels.parse('pong,rooms_collect_good_objects_test', training=True)
+
+
+@pytest.mark.parametrize(
+  ('flag', 'message'),
+  [
+    ('pnog', "'pnog': did you mean pong"),
+    ('pong,rooms_watermaz', "'rooms_watermaz': did you mean rooms_watermaze"),
+    ('contributed/dmlab30/room_watermaze', 'did you mean rooms_watermaze'),
+    ('lab:contributed/dmlab30/room_watermaze', 'did you mean rooms_watermaze'),
+    ('dmlab-30', 'did you mean dmlab30'),
+    ('atari_75', 'did you mean atari57'),
+    ('contributed/dmlab30/pong', 'Unknown level'),
+    ('zzzzzz', 'up_n_down.*rooms_watermaze.*gym:CartPole-v1'),
+    ('', 'empty name'),
+    ('pong,', 'empty name'),
+    ('pong, ,breakout', 'empty name'),
+  ],
+)
+def test_refuses(flag, message):  # I01.
+  with pytest.raises(ValueError, match=message) as raised:
+    levels.parse(flag, training=True)
+  assert '\n' not in str(raised.value)
+
+
+def test_names_what_is_there_twice():
+  with pytest.raises(ValueError, match='than once: pong, breakout.$'):
+    levels.parse('pong,breakout,UpNDown,Pong,ALE/Breakout-v5', training=True)
+  with pytest.raises(ValueError, match='than once: rooms_watermaze.$'):
+    levels.parse('dmlab30,rooms_watermaze', training=True)
+  with pytest.raises(ValueError, match='than once: gym:CartPole-v1.$'):
+    levels.parse('gym:CartPole-v1,gym:CartPole-v1', training=False)
+  names = 'rooms_collect_good_objects_train,rooms_collect_good_objects_test'
+  with pytest.raises(ValueError, match='once: rooms_collect_good_objects_test'):
+    levels.parse(names, training=False)
+
+
+@pytest.mark.parametrize('training', [True, False])
+@pytest.mark.parametrize(
+  ('name', 'suite'), [('atari57', atari57), ('dmlab30', dmlab30)]
+)
+def test_suites(name, suite, training):
+  names = levels.parse(name, training)
+  assert levels.find_suite(names) is suite
+  assert levels.find_suite(names[-1:]) is suite
+  # A caller can treat all suites alike.
+  returns = {level: [1e9] for level in names}
+  score = suite.compute_human_normalized_score(returns, per_level_cap=100)
+  assert set(np.atleast_1d(score)) == {100}
+  assert {suite.normalize(level, 1e9) > 100 for level in names} == {True}
+
+
+@pytest.mark.parametrize(
+  'name', ['adventure', 'gym:CartPole-v1', 'lab:tests/empty_room_test']
+)
+def test_levels_of_no_suite(name):
+  assert levels.find_suite([name]) is None
+  assert levels.find_suite(['pong', name]) is None
+
+
+def test_levels_of_two_suites():
+  assert levels.find_suite(['pong', 'rooms_watermaze']) is None
+
+
+class _Environments(environments.Environments):
+  """Only has levels."""
+
+  recv = send = close = None
+
+
+@pytest.mark.parametrize(
+  ('num_envs', 'first_without'), [(48, 30), (30, 30), (29, 29), (10, 10)]
+)
+def test_levels_without_environment(num_envs, first_without):  # D10.
+  names = levels.parse('dmlab30', training=True)
+  envs = _Environments(names, num_envs, seed=1)
+  without = levels.without_environment(names, envs.level_names)
+  assert without == names[first_without:]
+
+
+def test_48_environments_for_30_levels():  # D10.
+  names = levels.parse('dmlab30', training=True)
+  envs = _Environments(names, 48, seed=1)
+  counts = [envs.level_names.count(name) for name in names]
+  assert counts == [2] * 18 + [1] * 12
