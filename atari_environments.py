@@ -4,7 +4,6 @@ import collections
 from collections.abc import Iterator, Sequence
 import dataclasses
 import inspect
-import os
 from typing import Any
 
 import ale_py
@@ -336,16 +335,9 @@ def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:
     'max_num_frames_per_episode': settings.max_episode_frames,
     # The emulator draws from 0 to noop_max - 1; a group draws again for 0.
     'noop_max': settings.max_noops + 1 if settings.max_noops else 0,
-    'num_threads': settings.num_threads or _count_cores(),
+    'num_threads': settings.num_threads or environments.count_cores(),
     'repeat_action_probability': settings.repeat_action_probability,
     'reward_clipping': False,
     'stack_num': 1,
     'use_fire_reset': False,
   }
-
-
-def _count_cores() -> int:
-  """Returns how many cores this process may use."""
-  if hasattr(os, 'sched_getaffinity'):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1

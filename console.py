@@ -96,7 +96,7 @@ def progress_line(
   total_environment_frames: int,
   frames_per_second: float,
   seconds_left: float | None,
-  mean_return: float | None,
+  score: str,
   queue_size: float,
   queue_capacity: int,
 ) -> str:
@@ -107,19 +107,18 @@ def progress_line(
     total_environment_frames: the budget.
     frames_per_second: environment frames per second.
     seconds_left: see `FrameRate.seconds_left`.
-    mean_return: of the last 100 episodes; None before any has finished.
+    score: what it has learnt, e.g. 'return (last 100) 3.5'.
     queue_size: see `bottleneck`.
     queue_capacity: see `bottleneck`.
   """
   done = num_environment_frames / max(total_environment_frames, 1)
   left = '-' if seconds_left is None else format_duration(seconds_left)
-  score = '-' if mean_return is None else f'{mean_return:,.1f}'
   return (
     f'{format_count(num_environment_frames):>7} /'
     f' {format_count(total_environment_frames)} frames ({done:.1%})'
     f' | {frames_per_second:,.0f} frames/s'
     f' | {left} left'
-    f' | return (last 100) {score}'
+    f' | {score}'
     f' | queue {queue_size:.0f}/{queue_capacity}:'
     f' {bottleneck(queue_size, queue_capacity)}'
   )

@@ -19,6 +19,7 @@ bootstrapped from its last observation: the choice of the original IMPALA.
 import abc
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -343,3 +344,10 @@ def _find_family(level_name: str) -> str:
   if level_name.startswith(_LAB_PREFIX) or level_name in dmlab30.NAMES:
     return 'lab'
   return 'atari'
+
+
+def count_cores() -> int:
+  """Returns how many cores this process may use."""
+  if hasattr(os, 'sched_getaffinity'):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1

@@ -8,7 +8,7 @@ This file reads the flags and wires the parts together. The algorithm is in
 `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import math
 import os
@@ -34,6 +34,7 @@ import console  # noqa: E402
 import environments  # noqa: E402
 import evaluation  # noqa: E402
 import learner as learner_lib  # noqa: E402
+import levels  # noqa: E402
 import metrics  # noqa: E402
 import monitor as monitor_lib  # noqa: E402
 import networks  # noqa: E402
@@ -49,8 +50,10 @@ flags.DEFINE_enum('mode', 'train', ['train', 'test'], 'Train, or play.')
 flags.DEFINE_string(
   'level_name',
   'pong',
-  'What to play: an Atari game (pong) or a Gymnasium environment '
-  '(gym:CartPole-v1, gym:module:Id-v0), or several, separated by commas.',
+  'What to play: a suite (dmlab30, atari57), an Atari game (pong), a level of '
+  'DMLab-30 (rooms_watermaze) or any other of DeepMind Lab (lab:<path>), a '
+  'Gymnasium environment (gym:CartPole-v1, gym:module:Id-v0), or several of '
+  'one kind, separated by commas.',
 )
 flags.DEFINE_string(
   'logdir', None, 'The run folder. If not given, runs/<level_name>.'
@@ -127,7 +130,9 @@ flags.DEFINE_float(
 )
 
 flags.DEFINE_boolean(
-  'full_action_set', False, "Atari: all 18 actions, not the game's own."
+  'full_action_set',
+  False,
+  "Atari: all 18 actions, not the game's own. Several games always take all.",
 )
 flags.DEFINE_float(
   'repeat_action_probability',
@@ -187,6 +192,7 @@ class Training(NamedTuple):
 
 def build_training(
   envs: environments.Environments,
+  level_names: Sequence[str],
   make_agent: Callable[[str], networks.Agent],
   hyperparameters: learner_lib.Hyperparameters,
   queue_capacity: int,
@@ -196,6 +202,7 @@ def build_training(
 
   Args:
     envs: what the actor plays.
+    level_names: of the run, by level index.
     make_agent: makes a new agent from the name of its scope.
     hyperparameters: of the update.
     queue_capacity: in unrolls.
@@ -210,10 +217,9 @@ def build_training(
     agent, queue, specs, envs.spec.frames_per_step, hyperparameters
   )
   policy = actor_lib.Policy(make_agent('actor'), envs.spec)
-  levels = list(dict.fromkeys(envs.level_names))
   actor = actor_lib.Actor(
     envs,
-    np.array([levels.index(name) for name in envs.level_names], np.int32),
+    np.array([level_names.index(name) for name in envs.level_names], np.int32),
     policy,
     actor_lib.copy_weights(policy.agent, agent, learner.num_updates),
     queue,
@@ -229,28 +235,31 @@ def build_training(
 
 def train() -> None:
   """Trains until the frames are spent, or a signal ends it."""
+  level_names = levels.parse(FLAGS.level_name, training=True)
   checkpoint.check_folder(FLAGS.logdir)
-  envs = make_envs(True, FLAGS.num_actors * FLAGS.envs_per_actor)
+  envs = make_envs(level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor)
   with contextlib.closing(envs), tf.Graph().as_default():
-    fill_in_flags(envs.spec)
+    fill_in_flags(envs.spec, level_names)
     settings = own_settings()
     checkpoint.check_settings(
       FLAGS.logdir, settings, FLAGS.allow_changed_settings
     )
     training = build_training(
       envs,
+      level_names,
       lambda name: make_agent(name, envs.spec),
       make_hyperparameters(),
       FLAGS.queue_capacity,
       FLAGS.seed,
     )
     with training.session:
-      run_training(training, envs, settings)
+      run_training(training, envs, level_names, settings)
 
 
 def run_training(
   training: Training,
   envs: environments.Environments,
+  level_names: Sequence[str],
   settings: Mapping[str, Any],
 ) -> None:
   """Restores, trains, logs and saves."""
@@ -259,10 +268,11 @@ def run_training(
   checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
   metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), settings)
-  print(describe_run(envs, learner, first_frame), flush=True)
+  print(describe_run(envs, level_names, learner, first_frame), flush=True)
+  warn_of_levels_left_out(level_names, envs.level_names)
   monitor = monitor_lib.Monitor(
     FLAGS.logdir,
-    list(dict.fromkeys(envs.level_names)),
+    level_names,
     envs.spec.frames_per_step,
     first_frame,
     FLAGS.total_environment_frames,
@@ -324,15 +334,18 @@ def describe_numerics(
   )
 
 
-def describe_run(envs, learner, first_frame) -> str:
+def describe_run(envs, level_names, learner, first_frame) -> str:
   """Returns the block that is printed when a run starts."""
   weights = sum(w.shape.num_elements() for w in learner.agent.variables)
   gpus = len(tf.config.list_physical_devices('GPU'))
-  cores = len(os.sched_getaffinity(0))
+  cores = environments.count_cores()
   memory = 'with' if FLAGS.use_lstm else 'without'
   more = ', ...' if envs.num_envs > 4 else ''
+  task = FLAGS.level_name
+  if len(level_names) > task.count(',') + 1:  # A suite.
+    task += f' ({len(level_names)} levels)'
   return console.startup_block(
-    task=FLAGS.level_name,
+    task=task,
     agent=(
       f'{FLAGS.agent} network {memory} LSTM,'
       f' {console.format_count(weights)} parameters'
@@ -350,18 +363,29 @@ def describe_run(envs, learner, first_frame) -> str:
   )
 
 
+def warn_of_levels_left_out(
+  level_names: Sequence[str], env_level_names: Sequence[str]
+) -> None:
+  """Warns if there are fewer environments than levels."""
+  left_out = levels.without_environment(level_names, env_level_names)
+  if left_out:
+    print(
+      f'Warning: {len(left_out)} of {len(level_names)} levels have no '
+      'environment, and there will be no score of the suite. Raise '
+      f'--num_actors or --envs_per_actor for {", ".join(left_out)}.',
+      file=sys.stderr,
+    )
+
+
 def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
   use_settings_of_run()
-  levels = FLAGS.level_name.split(',')
-  num_envs = min(
-    FLAGS.num_actors * FLAGS.envs_per_actor,
-    FLAGS.test_num_episodes * len(levels),
-  )
-  envs = make_envs(training=False, num_envs=max(num_envs, len(levels)))
-  with contextlib.closing(envs), tf.Graph().as_default():
+  level_names = levels.parse(FLAGS.level_name, training=False)
+  with contextlib.closing(make_envs(level_names[:1], False, 1)) as envs:
+    spec = envs.spec
+  with tf.Graph().as_default():
     tf1.set_random_seed(FLAGS.seed)
-    policy = actor_lib.Policy(make_agent('agent', envs.spec), envs.spec)
+    policy = actor_lib.Policy(make_agent('agent', spec), spec)
     frames = tf1.get_variable(
       'num_environment_frames', [], tf.int64, use_resource=True
     )
@@ -371,24 +395,72 @@ def test() -> None:
       if path is None:
         raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
       print(f'Playing {path}', flush=True)
-      trained = int(session.run(frames))
-      scores = evaluation.evaluate(
-        policy.bind(session),
-        policy.agent,
-        envs,
-        FLAGS.test_num_episodes,
-        lambda done, total: print(f'  {done} / {total} episodes', flush=True),
-      )
-  print(evaluation.table(scores))
-  result = os.path.join(FLAGS.logdir, 'test.json')
-  evaluation.write(
-    result,
-    scores,
-    own_settings() | {'checkpoint': path, 'num_environment_frames': trained},
-  )
-  print(f'Written to {result}')
+      about = own_settings() | {
+        'checkpoint': path,
+        'num_environment_frames': int(session.run(frames)),
+      }
+      scores = play(level_names, policy.bind(session), policy.agent, about)
+  report_scores(level_names, scores, about)
   if FLAGS.video:
     film(scores)
+
+
+def play(
+  level_names: Sequence[str],
+  act: Callable,
+  agent: networks.Agent,
+  about: Mapping[str, Any],
+) -> dict[str, evaluation.LevelScore]:
+  """Plays all levels, as many at one time as cores allow.
+
+  Args:
+    level_names: what to play.
+    act: see `actor.Policy.bind`.
+    agent: see `evaluation.evaluate`.
+    about: what the scores depend on. If all is as it was when an evaluation was
+      stopped, this one goes on from there.
+  """
+  progress = evaluation.Progress(
+    os.path.join(FLAGS.logdir, 'test_progress.json'), about
+  )
+  if progress.scores:
+    print(f'{len(progress.scores)} levels were played before.')
+  num_episodes = FLAGS.test_num_episodes
+  left = [name for name in level_names if name not in progress.scores]
+  most = min(
+    FLAGS.num_actors * FLAGS.envs_per_actor, 4 * environments.count_cores()
+  )
+  total = num_episodes * len(level_names)
+  for group, num_envs in evaluation.share_out(left, num_episodes, most):
+    played = num_episodes * len(progress.scores)
+
+    def show(done, of, played=played, name=group[-1]):
+      # A line for each tenth of these levels.
+      if done * 10 // of > (done - 1) * 10 // of:
+        print(f'  {played + done} / {total} episodes, {name}', flush=True)
+
+    with contextlib.closing(make_envs(group, False, num_envs)) as envs:
+      progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
+  progress.finish()
+  return {name: progress.scores[name] for name in level_names}
+
+
+def report_scores(
+  level_names: Sequence[str],
+  scores: Mapping[str, evaluation.LevelScore],
+  about: Mapping[str, Any],
+) -> None:
+  """Prints the scores, those of a suite too, and writes `test.json`."""
+  suite = levels.find_suite(level_names)
+  print(evaluation.table(scores, suite and suite.normalize))
+  suite_scores = levels.suite_scores(
+    level_names, {name: score.returns for name, score in scores.items()}, 'test'
+  )
+  for name, value in suite_scores.items():
+    print(f'{name} {value:.1f} %')
+  result = os.path.join(FLAGS.logdir, 'test.json')
+  evaluation.write(result, scores, about, suite_scores)
+  print(f'Written to {result}')
 
 
 def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
@@ -420,10 +492,12 @@ def use_settings_of_run() -> None:
       FLAGS[name].value = settings[name]
 
 
-def make_envs(training: bool, num_envs: int) -> environments.Environments:
+def make_envs(
+  level_names: Sequence[str], training: bool, num_envs: int
+) -> environments.Environments:
   """Makes the environments that the flags ask for."""
   return environments.make_environments(
-    FLAGS.level_name.split(','),
+    level_names,
     num_envs,
     # Not the games that were trained on.
     FLAGS.seed if training else [FLAGS.seed, 1],
@@ -445,8 +519,12 @@ def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
   return networks.Agent(spec, FLAGS.agent, FLAGS.use_lstm, name=name)
 
 
-def fill_in_flags(spec: environments.EnvironmentSpec) -> None:
+def fill_in_flags(
+  spec: environments.EnvironmentSpec, level_names: Sequence[str]
+) -> None:
   """Decides what the command line leaves open and depends on the level."""
+  if len(level_names) > 1:
+    FLAGS.full_action_set = True  # A test plays the games one by one.
   if FLAGS.agent is None:
     is_image = spec.frame_dtype == np.uint8
     FLAGS.agent = 'shallow' if is_image else 'vector'
@@ -476,7 +554,9 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   if FLAGS.logdir is None:
-    FLAGS.logdir = os.path.join('runs', FLAGS.level_name.replace('/', '_'))
+    # A list of levels can be longer than a file name.
+    name = FLAGS.level_name.replace('/', '_')[:100]
+    FLAGS.logdir = os.path.join('runs', name)
   try:
     train() if FLAGS.mode == 'train' else test()
   except (

@@ -125,7 +125,7 @@ class LabEnvironments(process_environments.ProcessEnvironments):
     """
     self._settings = settings or LabSettings()
     self._training = training
-    _check_pictures(level_names, self._settings.dataset_path)
+    check_pictures(level_names, self._settings.dataset_path)
     # Labs that are ended in the middle of a reset leave files behind.
     self._scratch = tempfile.TemporaryDirectory(
       prefix='lab_environments_', ignore_cleanup_errors=True
@@ -230,10 +230,17 @@ class LabEnvironment:
     self._lab.close()
 
 
-def _check_pictures(
+def check_pictures(
   level_names: Sequence[str], dataset_path: str | None
 ) -> None:
-  """Raises ValueError if there are none for a level; Lab fails at a reset."""
+  """Raises ValueError where a level shows pictures and there are none.
+
+  Lab itself fails only at the level's first reset.
+
+  Args:
+    level_names: see LabEnvironments; levels of other families are not minded.
+    dataset_path: see LabSettings.
+  """
   path = dataset_path or ''
   pictured = [
     name for name in level_names if name.rsplit('/', 1)[-1] in _PICTURE_LEVELS

@@ -1,7 +1,7 @@
 """Levels by name: what `--level_name` means, and which suite levels are of."""
 
 import collections
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import ModuleType
 
 from ale_py import roms
@@ -88,6 +88,38 @@ def find_suite(level_names: Iterable[str]) -> ModuleType | None:
     if set(members).issuperset(level_names):
       return suite
   return None
+
+
+def suite_scores(
+  level_names: Collection[str],
+  level_returns: Mapping[str, Sequence[float]],
+  prefix: str,
+) -> dict[str, float]:
+  """Returns the human-normalized scores of the suite in percent, by tag.
+
+  Args:
+    level_names: the levels of the run.
+    level_returns: a level's returns, unclipped, by its name.
+    prefix: what the episodes were for, 'training' or 'test'.
+
+  Returns:
+    'dmlab30/<prefix>_cap_100' and '_no_cap', or 'atari57/<prefix>_median' and
+    '_mean'. Nothing if the run is not of a whole suite, or a level has no
+    returns yet.
+  """
+  suite = find_suite(level_names)
+  if suite is None or len(level_names) < len(suite.RANDOM_SCORES):
+    return {}
+  if not all(len(level_returns.get(name, ())) for name in level_names):
+    return {}
+  score = suite.compute_human_normalized_score
+  if suite is atari57:
+    median, mean = score(level_returns)
+    return {f'atari57/{prefix}_median': median, f'atari57/{prefix}_mean': mean}
+  return {
+    f'dmlab30/{prefix}_cap_100': score(level_returns, per_level_cap=100),
+    f'dmlab30/{prefix}_no_cap': score(level_returns, per_level_cap=None),
+  }
 
 
 def without_environment(

@@ -1,11 +1,12 @@
 """Follows a run: metrics to disk, progress to the screen."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 import console
 import learner
+import levels
 import metrics
 
 
@@ -68,20 +69,31 @@ class Monitor:
     queue_size = float(np.mean(self._queue_sizes or [0]))
     self._queue_sizes = []
     speed = self._rate.update(frames)
+    suite_scores = levels.suite_scores(
+      self._levels, self._episodes.last_returns(), 'training'
+    )
     if self._scalars:
       scalars = self._scalars | self._episodes.scalars()
       scalars |= {'frames_per_second': speed, 'queue_size': queue_size}
+      scalars |= suite_scores
       self._logger.write(scalars, frames)
     line = console.progress_line(
       frames,
       self._total,
       speed,
       self._rate.seconds_left(self._total),
-      self._episodes.mean_return(),
+      self._describe_score(suite_scores),
       queue_size,
       self._queue_capacity,
     )
     print(line, flush=True)
+
+  def _describe_score(self, suite_scores: Mapping[str, float]) -> str:
+    for tag, value in suite_scores.items():
+      return f'{tag} {value:.1f} %'
+    mean_return = self._episodes.mean_return()
+    text = '-' if mean_return is None else f'{mean_return:,.1f}'
+    return f'return (last 100) {text}'
 
   def close(self) -> None:
     """Closes the files."""

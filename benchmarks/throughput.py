@@ -314,7 +314,9 @@ def main(argv):
     [f.serialize() for f in settings if f.value is not None]
   )
   envs = experiment.make_envs(
-    training=True, num_envs=FLAGS.num_actors * FLAGS.envs_per_actor
+    [FLAGS.level_name],
+    training=True,
+    num_envs=FLAGS.num_actors * FLAGS.envs_per_actor,
   )
   with contextlib.closing(process), contextlib.closing(envs):
     process.run(FLAGS.warmup_secs, FLAGS.min_updates)

@@ -341,6 +341,7 @@ def _max_abs_log_rho(levels, torso, use_lstm, num_updates, T, **kwargs):
   ):
     training = experiment.build_training(
       envs,
+      levels,
       lambda name: networks.Agent(envs.spec, torso, use_lstm, name=name),
       hyperparameters,
       queue_capacity=4,

@@ -96,7 +96,7 @@ def test_progress_line():
     total_environment_frames=50_000_000,
     frames_per_second=3911.7,
     seconds_left=12_467,
-    mean_return=-12.31,
+    score='return (last 100) -12.3',
     queue_size=1.2,
     queue_capacity=32,
   ) == (
@@ -106,14 +106,14 @@ def test_progress_line():
 
 
 def test_progress_line_before_anything_is_known():
-  assert console.progress_line(0, 1000, 0.0, None, None, 0, 32) == (
+  assert console.progress_line(0, 1000, 0.0, None, 'none yet', 0, 32) == (
     '      0 / 1.00k frames (0.0%) | 0 frames/s | - left |'
-    ' return (last 100) - | queue 0/32: the actors are the limit'
+    ' none yet | queue 0/32: the actors are the limit'
   )
 
 
 def test_progress_line_of_a_budget_of_nothing():
-  assert '0 / 0 frames' in console.progress_line(0, 0, 0.0, 0.0, None, 0, 1)
+  assert '0 / 0 frames' in console.progress_line(0, 0, 0.0, 0.0, '-', 0, 1)
 
 
 @pytest.mark.parametrize(

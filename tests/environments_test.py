@@ -15,7 +15,5 @@ def test_refuses_unknown_games_and_mixtures():
     contract.make('zzzzzz')
   with pytest.raises(ValueError, match='cannot share'):
     contract.make('pong', 'gym:CartPole-v1', num_envs=2)
-  with pytest.raises(ValueError, match='pong 6, breakout 4'):
-    contract.make('pong', 'breakout', num_envs=2)
   with pytest.raises(ValueError, match='empty'):
     contract.make()

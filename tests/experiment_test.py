@@ -19,7 +19,7 @@ from tests import program
 COUNT = program.COUNT
 _TWO_LEVELS = f'{COUNT.format(3)},{COUNT.format(7)}'
 _FRAMES = 2000
-_RATE = 6e-4
+_RATE = 4e-4  # The default.
 
 Program = program.Program
 

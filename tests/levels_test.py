@@ -141,3 +141,40 @@ def test_48_environments_for_30_levels():  # D10.
   envs = _Environments(names, 48, seed=1)
   counts = [envs.level_names.count(name) for name in names]
   assert counts == [2] * 18 + [1] * 12
+
+
+class TestSuiteScores:
+  def test_of_atari57(self):
+    returns = {game: [atari57.HUMAN_SCORES[game]] for game in atari57.GAMES}
+    scores = levels.suite_scores(atari57.GAMES, returns, 'training')
+    assert scores == pytest.approx(
+      {'atari57/training_median': 100, 'atari57/training_mean': 100}
+    )
+
+  def test_of_dmlab30_in_training_and_test(self):
+    for training, prefix in (True, 'training'), (False, 'test'):
+      names = levels.parse('dmlab30', training)
+      returns = {
+        name: [2 * dmlab30.HUMAN_SCORES[dmlab30.LEVEL_MAPPING.get(name, name)]]
+        for name in names
+      }
+      scores = levels.suite_scores(names, returns, prefix)
+      assert list(scores) == [
+        f'dmlab30/{prefix}_cap_100', f'dmlab30/{prefix}_no_cap'
+      ]  # fmt: skip
+      cap, no_cap = scores.values()
+      assert cap == pytest.approx(100)
+      assert no_cap > 190
+
+  def test_needs_returns_of_every_level(self):
+    returns = {game: np.ones([3]) for game in atari57.GAMES}
+    assert levels.suite_scores(atari57.GAMES, returns, 'test')
+    assert not levels.suite_scores(
+      atari57.GAMES, returns | {'pong': np.ones([0])}, 'test'
+    )
+    del returns['alien']
+    assert not levels.suite_scores(atari57.GAMES, returns, 'test')
+
+  def test_needs_a_whole_suite(self):
+    assert not levels.suite_scores(['pong'], {'pong': [1.0]}, 'test')
+    assert not levels.suite_scores(['gym:X'], {'gym:X': [1.0]}, 'test')
