@@ -150,6 +150,7 @@ def test_two_writers_of_one_entry(tmp_path, cache, pk3, monkeypatch):
     monkeypatch.setattr(shutil, 'copyfile', copy)
     level_cache.LevelCache(tmp_path / 'maps' / 'lab').write(_KEY, doors)
     assert cache.fetch(_KEY, str(tmp_path / 'early.pk3'))
+    assert os.path.getsize(target) == 500  # Nobody else's.
     copy(source, target)
 
   monkeypatch.setattr(shutil, 'copyfile', write_in_between)
