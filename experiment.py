@@ -33,6 +33,7 @@ import checkpoint  # noqa: E402
 import console  # noqa: E402
 import environments  # noqa: E402
 import evaluation  # noqa: E402
+import lab_environments  # noqa: E402
 import learner as learner_lib  # noqa: E402
 import levels  # noqa: E402
 import metrics  # noqa: E402
@@ -145,6 +146,26 @@ flags.DEFINE_float(
   'Atari: probability of a sticky action.',
   lower_bound=0,
   upper_bound=1,
+)
+
+flags.DEFINE_integer('width', 96, 'DeepMind Lab: width of a frame, pixels.')
+flags.DEFINE_integer('height', 72, 'DeepMind Lab: height of a frame, pixels.')
+flags.DEFINE_enum(
+  'renderer',
+  'software',
+  ['software', 'hardware'],
+  'DeepMind Lab: what draws; hardware needs a GPU and OpenGL.',
+)
+flags.DEFINE_string(
+  'dataset_path',
+  None,
+  'DeepMind Lab: the folder of the pictures that two levels show, or "dummy" '
+  'for plain colours instead.',
+)
+flags.DEFINE_string(
+  'level_cache_dir',
+  None,
+  'DeepMind Lab: a folder for compiled maps, which many processes may share.',
 )
 
 flags.DEFINE_integer(
@@ -386,6 +407,7 @@ def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
   use_settings_of_run()
   level_names = levels.parse(FLAGS.level_name, training=False)
+  lab_environments.check_pictures(level_names, FLAGS.dataset_path)
   with contextlib.closing(make_envs(level_names[:1], False, 1)) as envs:
     spec = envs.spec
   with tf.Graph().as_default():
@@ -483,10 +505,12 @@ def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
 RUN_FLAGS = (
   'agent',
   'full_action_set',
+  'height',
   'level_name',
   'popart',
   'repeat_action_probability',
   'use_lstm',
+  'width',
 )
 
 
@@ -510,6 +534,13 @@ def make_envs(
     FLAGS.seed if training else [FLAGS.seed, 1],
     training=training,
     atari_settings=atari_settings(),
+    lab_settings=lab_environments.LabSettings(
+      width=FLAGS.width,
+      height=FLAGS.height,
+      renderer=FLAGS.renderer,
+      dataset_path=FLAGS.dataset_path,
+      level_cache_dir=FLAGS.level_cache_dir,
+    ),
   )
 
 
