@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import environments
-import experiment
+import settings
 from tests import program
 
 COUNT = program.COUNT
@@ -335,16 +335,16 @@ def test_a_test_takes_the_settings_of_the_run(tmp_path):
     action_meanings=None,
   )  # fmt: skip
   with flagsaver.flagsaver():
-    experiment.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
-    experiment.use_settings_of_run()
+    settings.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
+    settings.use_settings_of_run()
     for name, value in settings.items():
-      assert experiment.FLAGS[name].value == value
-    assert not experiment.FLAGS.use_lstm
-    assert experiment.make_agent('agent', spec).popart_levels == 2
-    experiment.FLAGS.level_name = 'atari57'
-    assert experiment.make_agent('agent', spec).popart_levels == 57
-    experiment.FLAGS.popart = False
-    assert experiment.make_agent('agent', spec).popart_levels is None
+      assert settings.FLAGS[name].value == value
+    assert not settings.FLAGS.use_lstm
+    assert settings.make_agent('agent', spec).popart_levels == 2
+    settings.FLAGS.level_name = 'atari57'
+    assert settings.make_agent('agent', spec).popart_levels == 57
+    settings.FLAGS.popart = False
+    assert settings.make_agent('agent', spec).popart_levels is None
 
 
 @pytest.mark.parametrize(
@@ -378,10 +378,10 @@ def test_bad_values_are_refused_by_name(flag):
     flagsaver.flagsaver(),
     pytest.raises(flags.IllegalFlagValueError, match=name),
   ):
-    experiment.FLAGS(['experiment.py', flag])
+    settings.FLAGS(['experiment.py', flag])
 
 
 def test_a_misspelt_flag_is_refused_with_what_is_near():
   with flagsaver.flagsaver(), pytest.raises(flags.UnrecognizedFlagError) as e:
-    experiment.FLAGS(['experiment.py', '--batchsize=3'])
+    settings.FLAGS(['experiment.py', '--batchsize=3'])
   assert 'batch_size' in str(e.value)
