@@ -4,7 +4,7 @@
   python experiment.py --mode=test            plays what was trained
   python experiment.py --helpshort            lists the flags
 
-This file reads the flags and wires the parts together. The algorithm is in
+This file wires the parts together. The algorithm is in
 `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`.
 """
 
