@@ -344,7 +344,13 @@ def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
     path = os.path.join(FLAGS.video, file_name)
     seed, actions, episode_return = score.recording
     video.film(
-      name, seed, actions, path, episode_return, settings.atari_settings()
+      name,
+      seed,
+      actions,
+      path,
+      episode_return,
+      settings.atari_settings(),
+      settings.lab_settings(),
     )
     print(f'Filmed an episode with return {episode_return:g}: {path}')
 

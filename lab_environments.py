@@ -4,7 +4,8 @@ Lab must have such a process: its renderer crashes where TensorFlow is loaded.
 Nothing here, nor what is imported from here, may import TensorFlow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
 import os
@@ -19,6 +20,7 @@ import environments
 import instructions
 import level_cache
 import process_environments
+import py_process
 import py_process_worker
 
 _PREFIX = 'lab:'
@@ -228,6 +230,46 @@ class LabEnvironment:
   def close(self) -> None:
     """Closes the level. Nothing may be called after it."""
     self._lab.close()
+
+
+def replay(
+  level_name: str,
+  seed: int,
+  actions: Sequence[int],
+  settings: LabSettings | None = None,
+) -> Iterator[tuple[np.ndarray, float, bool]]:
+  """Plays the first episode of an evaluation's environment again.
+
+  Args:
+    level_name: see LabEnvironments.
+    seed: the environment's own, see Environments.seeds.
+    actions: of the episode, from its first on.
+    settings: how it was played; None for the paper's.
+
+  Yields:
+    For each action, the frame before it, uint8 [H, W, 3]; its reward; and
+    whether it ended the episode.
+  """
+  with contextlib.ExitStack() as stack:
+    make_environment = functools.partial(
+      LabEnvironment,
+      level_name,
+      seed,
+      training=False,
+      settings=settings or LabSettings(),
+      scratch_dir=stack.enter_context(tempfile.TemporaryDirectory()),
+    )
+    processes = py_process.EnvironmentProcesses(
+      [make_environment], [level_name]
+    )
+    stack.enter_context(contextlib.closing(processes))
+    arrays = processes.start_episodes(processes.specs[0].observation_arrays)
+    env_ids = processes.recv(1)
+    for action in actions:
+      frame = arrays.observation[0][0].copy()
+      processes.send(np.array([action]), env_ids)
+      processes.recv(1)
+      yield frame, float(arrays.rewards[0]), bool(arrays.dones[0])
 
 
 def check_pictures(
