@@ -251,7 +251,7 @@ def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
   settings.use_settings_of_run()
   level_names = levels.parse(FLAGS.level_name, training=False)
-  lab_environments.check_pictures(level_names, FLAGS.dataset_path)
+  lab_environments.check_levels(level_names, FLAGS.dataset_path)
   with contextlib.closing(
     settings.make_envs(level_names[:1], False, 1)
   ) as envs:

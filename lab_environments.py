@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import random
 import tempfile
@@ -127,7 +128,7 @@ class LabEnvironments(process_environments.ProcessEnvironments):
     """
     self._settings = settings or LabSettings()
     self._training = training
-    check_pictures(level_names, self._settings.dataset_path)
+    check_levels(level_names, self._settings.dataset_path)
     # Labs that are ended in the middle of a reset leave files behind.
     self._scratch = tempfile.TemporaryDirectory(
       prefix='lab_environments_', ignore_cleanup_errors=True
@@ -184,8 +185,7 @@ class LabEnvironment:
       scratch_dir: a folder for temporary files.
 
     Raises:
-      py_process_worker.UnusableLevelError: the level does not exist, or
-        DeepMind Lab is not installed.
+      py_process_worker.UnusableLevelError: the level does not exist.
     """
     self.spec = environments.EnvironmentSpec(
       frame_shape=(settings.height, settings.width, 3),
@@ -272,21 +272,24 @@ def replay(
       yield frame, float(arrays.rewards[0]), bool(arrays.dones[0])
 
 
-def check_pictures(
-  level_names: Sequence[str], dataset_path: str | None
-) -> None:
-  """Raises ValueError where a level shows pictures and there are none.
+def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
+  """Raises ValueError where DeepMind Lab or what it shows is missing.
 
-  Lab itself fails only at the level's first reset.
+  Lab itself misses its pictures only at the level's first reset.
 
   Args:
     level_names: see LabEnvironments; levels of other families are not minded.
     dataset_path: see LabSettings.
   """
+  names = [n for n in level_names if environments.find_family(n) == 'lab']
+  # Looked for, not imported: that is for the environments' processes.
+  if names and importlib.util.find_spec('deepmind_lab') is None:
+    raise ValueError(
+      f'{names[0]} needs the Python package of DeepMind Lab, which is not '
+      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+    )
   path = dataset_path or ''
-  pictured = [
-    name for name in level_names if name.rsplit('/', 1)[-1] in _PICTURE_LEVELS
-  ]
+  pictured = [n for n in names if n.rsplit('/', 1)[-1] in _PICTURE_LEVELS]
   if not pictured or path == _NO_PICTURES:
     return
   if not path or not os.path.exists(os.path.join(path, _FIRST_PICTURE)):
@@ -310,15 +313,8 @@ def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
 
 def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
   """Returns a deepmind_lab.Lab."""
-  try:
-    import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
-  except ModuleNotFoundError as error:
-    if error.name != 'deepmind_lab':
-      raise
-    raise py_process_worker.UnusableLevelError(
-      f'{level_name} needs the Python package of DeepMind Lab, which is not '
-      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
-    ) from error
+  import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
+
   cache = None
   if settings.level_cache_dir:
     cache = level_cache.LevelCache(settings.level_cache_dir)
