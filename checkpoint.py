@@ -23,10 +23,12 @@ tf1 = tf.compat.v1
 FREE_SETTINGS = frozenset(
   {
     'allow_changed_settings',
+    'level_cache_dir',
     'log_every_secs',
     'logdir',
     'mode',
     'queue_capacity',
+    'renderer',
     'save_checkpoint_secs',
     'test_num_episodes',
     'total_environment_frames',

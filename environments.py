@@ -8,9 +8,9 @@ that are ready, with their numbers, and `send` lets them take a step:
     env_ids, env_outputs = envs.recv()
     envs.send(choose_actions(env_ids, env_outputs), env_ids)
 
-Each family has a module of its own: `atari_environments`, `gym_environments`.
-None of them may import TensorFlow, nor may this one: environments run in
-processes that do without it.
+Each family has a module of its own: `atari_environments`, `lab_environments`,
+`gym_environments`. None of them may import TensorFlow, nor may this one:
+environments run in processes that do without it.
 
 A time limit ends an episode just as its natural end does, and nothing is
 bootstrapped from its last observation: the choice of the original IMPALA.
@@ -24,9 +24,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+import dmlab30
 import instructions
 
 _GYM_PREFIX = 'gym:'
+_LAB_PREFIX = 'lab:'
 _MAX_RESTARTS = 3
 
 
@@ -277,22 +279,26 @@ def make_environments(
   training: bool,
   max_batch: int | None = None,
   atari_settings: Any = None,
+  lab_settings: Any = None,
 ) -> Environments:
   """Makes environments from the names of their levels.
 
   Args:
     level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), or one or more Gymnasium environments ('gym:<id>',
+      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>', or
+      the bare name for DMLab-30) or Gymnasium environments ('gym:<id>',
       'gym:<module>:<id>'), which environments take round robin.
     num_envs: how many.
     seed: what the environments' own seeds are derived from. Give different
       actors of one run different ones, such as [seed, actor].
     training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game, and an environment that fails is made anew, at
-      most 3 times in a row without an episode that came to its end.
+      episode of an Atari game, and another environment that fails is made anew,
+      at most 3 times in a row without an episode that came to its end. Levels
+      that DeepMind Lab holds out for testing cannot be played.
     max_batch: the most environments that one `recv` returns; None for half of
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari_environments.AtariSettings; None for the paper's.
+    lab_settings: a lab_environments.LabSettings; None for the paper's.
 
   Returns:
     The environments. Close them after use.
@@ -302,23 +308,32 @@ def make_environments(
       together with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
-  are_gym = {name.startswith(_GYM_PREFIX) for name in level_names}
-  if len(are_gym) > 1:
+  families = {find_family(name) for name in level_names}
+  if len(families) > 1:
     raise ValueError(
-      f'Atari games and Gymnasium environments cannot share a run: '
-      f'{", ".join(level_names)}.'
+      f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
+      f'share a run: {", ".join(level_names)}.'
     )
+  # A score must not depend on which episodes failed.
+  max_restarts = _MAX_RESTARTS if training else 0
   # The families build on this module; and only what a run needs is imported.
-  if True in are_gym:
+  if 'gym' in families:
     import gym_environments
 
     return gym_environments.GymEnvironments(
+      level_names, num_envs, seed, max_batch, max_restarts
+    )
+  if 'lab' in families:
+    import lab_environments
+
+    return lab_environments.LabEnvironments(
       level_names,
       num_envs,
       seed,
-      max_batch,
-      # A score must not depend on which episodes failed.
-      max_restarts=_MAX_RESTARTS if training else 0,
+      training=training,
+      max_batch=max_batch,
+      max_restarts=max_restarts,
+      settings=lab_settings,
     )
   import atari_environments
 
@@ -330,6 +345,15 @@ def make_environments(
     max_batch=max_batch,
     settings=atari_settings,
   )
+
+
+def find_family(level_name: str) -> str:
+  """Returns 'gym', 'lab' or 'atari': who makes this level's environments."""
+  if level_name.startswith(_GYM_PREFIX):
+    return 'gym'
+  if level_name.startswith(_LAB_PREFIX) or level_name in dmlab30.NAMES:
+    return 'lab'
+  return 'atari'
 
 
 def count_cores() -> int:

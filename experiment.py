@@ -4,13 +4,12 @@
   python experiment.py --mode=test            plays what was trained
   python experiment.py --helpshort            lists the flags
 
-This file reads the flags and wires the parts together. The algorithm is in
+This file wires the parts together. The algorithm is in
 `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import math
 import os
 import sys
 import time
@@ -28,161 +27,25 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 import tensorflow as tf  # noqa: E402
 
 import actor as actor_lib  # noqa: E402
-import atari_environments  # noqa: E402
 import checkpoint  # noqa: E402
 import console  # noqa: E402
 import environments  # noqa: E402
 import evaluation  # noqa: E402
+import lab_environments  # noqa: E402
 import learner as learner_lib  # noqa: E402
 import levels  # noqa: E402
 import metrics  # noqa: E402
 import monitor as monitor_lib  # noqa: E402
 import networks  # noqa: E402
 import py_process  # noqa: E402
+import settings  # noqa: E402
 import video  # noqa: E402
 import workers as workers_lib  # noqa: E402
 
 tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
-
-flags.DEFINE_enum('mode', 'train', ['train', 'test'], 'Train, or play.')
-flags.DEFINE_string(
-  'level_name',
-  'pong',
-  'What to play: a suite (dmlab30, atari57), an Atari game (pong), a level of '
-  'DMLab-30 (rooms_watermaze) or any other of DeepMind Lab (lab:<path>), a '
-  'Gymnasium environment (gym:CartPole-v1, gym:module:Id-v0), or several of '
-  'one kind, separated by commas.',
-)
-flags.DEFINE_string(
-  'logdir', None, 'The run folder. If not given, runs/<level_name>.'
-)
-flags.DEFINE_integer(
-  'seed', 1, 'Seed of environments, weights and actions.', lower_bound=0
-)
-
-flags.DEFINE_integer(
-  'total_environment_frames',
-  30_000_000,
-  'Environment frames (agent steps times action repeats) to train for.',
-  lower_bound=1,
-)
-flags.DEFINE_integer(
-  'num_actors', 2, 'Actors; locally they act as one batch.', lower_bound=1
-)
-flags.DEFINE_integer(
-  'envs_per_actor', 16, 'Environments of each actor.', lower_bound=1
-)
-flags.DEFINE_integer('batch_size', 8, 'Unrolls in a batch.', lower_bound=1)
-flags.DEFINE_integer(
-  'unroll_length', 20, 'Agent steps in an unroll.', lower_bound=1
-)
-flags.DEFINE_integer(
-  'queue_capacity',
-  None,
-  'Unrolls that may wait for the learner: bounds the policy lag. If not given, '
-  'one batch.',
-  lower_bound=1,
-)
-
-flags.DEFINE_enum(
-  'agent',
-  None,
-  networks.TORSOS,
-  'The network. If not given, shallow for images and vector otherwise.',
-)
-flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
-flags.DEFINE_boolean(
-  'popart',
-  False,
-  'PopArt: values normalised for each level. Goes with --reward_clipping=none.',
-)
-
-flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.', lower_bound=0)
-flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.', lower_bound=0)
-flags.DEFINE_float(
-  'discounting',
-  0.99,
-  'Discounting factor, gamma.',
-  lower_bound=0,
-  upper_bound=1,
-)
-flags.DEFINE_enum(
-  'reward_clipping',
-  'abs_one',
-  learner_lib.REWARD_CLIPPINGS,
-  'Reward clipping for learning; logged returns are never clipped.',
-)
-
-flags.DEFINE_float(
-  'learning_rate', 0.0004, 'Learning rate; decays to 0.', lower_bound=0
-)
-flags.DEFINE_float(
-  'decay', 0.99, 'RMSProp decay.', lower_bound=0, upper_bound=1
-)
-flags.DEFINE_float(
-  'momentum', 0.0, 'RMSProp momentum.', lower_bound=0, upper_bound=1
-)
-flags.DEFINE_float(
-  'epsilon', 0.00001, 'RMSProp epsilon, inside the root.', lower_bound=0
-)
-flags.DEFINE_float(
-  'max_gradient_norm',
-  40.0,
-  'Clips the global norm of the gradient; 0: off.',
-  lower_bound=0,
-)
-
-flags.DEFINE_boolean(
-  'full_action_set',
-  False,
-  "Atari: all 18 actions, not the game's own. Several games always take all.",
-)
-flags.DEFINE_float(
-  'repeat_action_probability',
-  0.0,
-  'Atari: probability of a sticky action.',
-  lower_bound=0,
-  upper_bound=1,
-)
-
-flags.DEFINE_integer(
-  'test_num_episodes',
-  10,
-  'Full games to play per level, with --mode=test.',
-  lower_bound=1,
-)
-flags.DEFINE_string(
-  'video', None, 'With --mode=test: a folder to film an episode into (mp4).'
-)
-
-flags.DEFINE_integer(
-  'save_checkpoint_secs', 300, 'Seconds between saves.', lower_bound=0
-)
-flags.DEFINE_float(
-  'log_every_secs', 10.0, 'Seconds between progress lines.', lower_bound=0
-)
-flags.DEFINE_boolean(
-  'allow_changed_settings',
-  False,
-  'Go on with a run whose settings were different ones.',
-)
-
-# NaN is within any bounds.
-for _name in (
-  'baseline_cost',
-  'decay',
-  'discounting',
-  'entropy_cost',
-  'epsilon',
-  'learning_rate',
-  'log_every_secs',
-  'max_gradient_norm',
-  'momentum',
-  'repeat_action_probability',
-):
-  flags.register_validator(_name, math.isfinite, 'must be a finite number')
+flags.adopt_module_key_flags(settings)
 
 
 class Training(NamedTuple):
@@ -242,37 +105,39 @@ def train() -> None:
   """Trains until the frames are spent, or a signal ends it."""
   level_names = levels.parse(FLAGS.level_name, training=True)
   checkpoint.check_folder(FLAGS.logdir)
-  envs = make_envs(level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor)
+  envs = settings.make_envs(
+    level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor
+  )
   with contextlib.closing(envs), tf.Graph().as_default():
-    fill_in_flags(envs.spec, level_names)
-    settings = own_settings()
+    settings.fill_in_flags(envs.spec, level_names)
+    config = settings.own_settings()
     checkpoint.check_settings(
-      FLAGS.logdir, settings, FLAGS.allow_changed_settings
+      FLAGS.logdir, config, FLAGS.allow_changed_settings
     )
     training = build_training(
       envs,
       level_names,
-      lambda name: make_agent(name, envs.spec),
-      make_hyperparameters(),
+      lambda name: settings.make_agent(name, envs.spec),
+      settings.make_hyperparameters(),
       FLAGS.queue_capacity,
       FLAGS.seed,
     )
     with training.session:
-      run_training(training, envs, level_names, settings)
+      run_training(training, envs, level_names, config)
 
 
 def run_training(
   training: Training,
   envs: environments.Environments,
   level_names: Sequence[str],
-  settings: Mapping[str, Any],
+  config: Mapping[str, Any],
 ) -> None:
   """Restores, trains, logs and saves."""
   session, learner = training.session, training.learner
   checkpoints = checkpoint.Checkpoints(FLAGS.logdir, learner.variables)
   checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
-  metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), settings)
+  metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), config)
   print(describe_run(envs, level_names, learner, first_frame), flush=True)
   warn_of_levels_left_out(level_names, envs.level_names)
   monitor = monitor_lib.Monitor(
@@ -384,13 +249,16 @@ def warn_of_levels_left_out(
 
 def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
-  use_settings_of_run()
+  settings.use_settings_of_run()
   level_names = levels.parse(FLAGS.level_name, training=False)
-  with contextlib.closing(make_envs(level_names[:1], False, 1)) as envs:
+  lab_environments.check_levels(level_names, FLAGS.dataset_path)
+  with contextlib.closing(
+    settings.make_envs(level_names[:1], False, 1)
+  ) as envs:
     spec = envs.spec
   with tf.Graph().as_default():
     tf1.set_random_seed(FLAGS.seed)
-    policy = actor_lib.Policy(make_agent('agent', spec), spec)
+    policy = actor_lib.Policy(settings.make_agent('agent', spec), spec)
     frames = tf1.get_variable(
       'num_environment_frames', [], tf.int64, use_resource=True
     )
@@ -400,7 +268,7 @@ def test() -> None:
       if path is None:
         raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
       print(f'Playing {path}', flush=True)
-      about = own_settings() | {
+      about = settings.own_settings() | {
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }
@@ -444,7 +312,7 @@ def play(
       if done * 10 // of > (done - 1) * 10 // of:
         print(f'  {played + done} / {total} episodes, {name}', flush=True)
 
-    with contextlib.closing(make_envs(group, False, num_envs)) as envs:
+    with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
       progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
   progress.finish()
   return {name: progress.scores[name] for name in level_names}
@@ -475,91 +343,16 @@ def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
     file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
     path = os.path.join(FLAGS.video, file_name)
     seed, actions, episode_return = score.recording
-    video.film(name, seed, actions, path, episode_return, atari_settings())
+    video.film(
+      name,
+      seed,
+      actions,
+      path,
+      episode_return,
+      settings.atari_settings(),
+      settings.lab_settings(),
+    )
     print(f'Filmed an episode with return {episode_return:g}: {path}')
-
-
-# What a test has to have in common with the training.
-RUN_FLAGS = (
-  'agent',
-  'full_action_set',
-  'level_name',
-  'popart',
-  'repeat_action_probability',
-  'use_lstm',
-)
-
-
-def use_settings_of_run() -> None:
-  """Takes what the command line leaves open from the run to be played."""
-  settings = checkpoint.read_settings(FLAGS.logdir)
-  for name in RUN_FLAGS:
-    if not FLAGS[name].present:
-      # A run may be older than a flag.
-      FLAGS[name].value = settings.get(name, FLAGS[name].value)
-
-
-def make_envs(
-  level_names: Sequence[str], training: bool, num_envs: int
-) -> environments.Environments:
-  """Makes the environments that the flags ask for."""
-  return environments.make_environments(
-    level_names,
-    num_envs,
-    # Not the games that were trained on.
-    FLAGS.seed if training else [FLAGS.seed, 1],
-    training=training,
-    atari_settings=atari_settings(),
-  )
-
-
-def atari_settings() -> atari_environments.AtariSettings:
-  """Reads how Atari games are played from the flags."""
-  return atari_environments.AtariSettings(
-    full_action_set=FLAGS.full_action_set,
-    repeat_action_probability=FLAGS.repeat_action_probability,
-  )
-
-
-def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
-  """Makes the agent that the flags ask for."""
-  popart_levels = None
-  if FLAGS.popart:
-    # Of the levels as named, not as played: a test may play a few at a time, or
-    # all where a training with few environments did not.
-    popart_levels = len(levels.parse(FLAGS.level_name, training=False))
-  return networks.Agent(
-    spec, FLAGS.agent, FLAGS.use_lstm, popart_levels, name=name
-  )
-
-
-def fill_in_flags(
-  spec: environments.EnvironmentSpec, level_names: Sequence[str]
-) -> None:
-  """Decides what the command line leaves open and depends on the level."""
-  if len(level_names) > 1:
-    FLAGS.full_action_set = True  # A test plays the games one by one.
-  if FLAGS.agent is None:
-    is_image = spec.frame_dtype == np.uint8
-    FLAGS.agent = 'shallow' if is_image else 'vector'
-  if FLAGS.queue_capacity is None:
-    FLAGS.queue_capacity = FLAGS.batch_size
-
-
-def make_hyperparameters() -> learner_lib.Hyperparameters:
-  """Reads the update's settings from the flags of the same names."""
-  return learner_lib.Hyperparameters(
-    **{
-      field: getattr(FLAGS, field)
-      for field in learner_lib.Hyperparameters.__dataclass_fields__
-    }
-  )
-
-
-def own_settings() -> dict[str, Any]:
-  """Returns the flags of this file, value by name."""
-  own = FLAGS.get_key_flags_for_module(sys.argv[0])
-  return {flag.name: flag.value for flag in own}
 
 
 def main(argv):

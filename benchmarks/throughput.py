@@ -22,7 +22,7 @@ from absl import flags
 from ale_py import vector_env
 import numpy as np
 
-import experiment  # First: it sets what TensorFlow reads at its import.
+import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 
 # isort: split
 import tensorflow as tf
@@ -32,6 +32,7 @@ from benchmarks import report
 from benchmarks import training_process
 import environments
 import learner
+import settings
 import vtrace
 
 tf1 = tf.compat.v1
@@ -126,7 +127,7 @@ class LearnerAlone:
     """
     self._graph = tf.Graph()
     with self._graph.as_default():
-      agent = experiment.make_agent('agent', spec)
+      agent = settings.make_agent('agent', spec)
       specs = actor.unroll_specs(agent, spec, hyperparameters.unroll_length)
       self._learner = learner.Learner(
         agent,
@@ -226,7 +227,7 @@ def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
   multiplication that is added up. Taken from the shapes in the graph.
   """
   with tf.Graph().as_default() as graph:
-    agent = experiment.make_agent('agent', spec)
+    agent = settings.make_agent('agent', spec)
     env_outputs = environments.StepOutput(
       reward=tf.zeros([1, 1]),
       info=(),
@@ -258,7 +259,7 @@ def measure_rounds(
   Returns:
     For each round, the figures by name.
   """
-  hyperparameters = experiment.make_hyperparameters()
+  hyperparameters = settings.make_hyperparameters()
   games = GamesAlone(envs)
   learner_alone = LearnerAlone(envs.spec, hyperparameters)
   kernels = Kernels(hyperparameters.unroll_length, hyperparameters.batch_size)
@@ -309,11 +310,11 @@ def main(argv):
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   # As Ctrl-C: the training must not outlive this.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  settings = FLAGS.get_key_flags_for_module('experiment')
+  own = FLAGS.get_key_flags_for_module(settings)
   process = training_process.TrainingProcess(
-    [f.serialize() for f in settings if f.value is not None]
+    [f.serialize() for f in own if f.value is not None]
   )
-  envs = experiment.make_envs(
+  envs = settings.make_envs(
     [FLAGS.level_name],
     training=True,
     num_envs=FLAGS.num_actors * FLAGS.envs_per_actor,
@@ -329,7 +330,7 @@ def main(argv):
     FLAGS.json,
     {
       'TF_ENABLE_ONEDNN_OPTS': os.environ.get('TF_ENABLE_ONEDNN_OPTS'),
-      'settings': {f.name: f.value for f in settings},
+      'settings': settings.own_settings(),
       'forward_mflop_per_agent_step': flops / 1e6,
       'peak_memory_bytes': process.peak_memory,
     },

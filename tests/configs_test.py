@@ -7,8 +7,9 @@ import re
 from absl import flags
 import pytest
 
-import experiment  # Defines the flags.
+import learner
 import levels
+import settings  # Defines the flags.
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 _FILES = sorted((_CHECKOUT / 'configs').glob('*.flags'))
@@ -112,7 +113,7 @@ def test_each_line_is_short_enough_to_read(path):
 
 def test_pong_is_the_default():
   values = _parse(_CHECKOUT / 'configs' / 'pong.flags')
-  own = flags.FLAGS.get_key_flags_for_module(experiment)
+  own = flags.FLAGS.get_key_flags_for_module(settings)
   assert {flag.name: values[flag.name].value for flag in own} == {
     flag.name: flag.default for flag in own
   }
@@ -120,7 +121,7 @@ def test_pong_is_the_default():
 
 def test_pong_names_all_that_is_learnt_from():
   values = _parse(_CHECKOUT / 'configs' / 'pong.flags')
-  for name in experiment.learner_lib.Hyperparameters.__dataclass_fields__:
+  for name in learner.Hyperparameters.__dataclass_fields__:
     assert values[name].present, name
 
 

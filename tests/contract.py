@@ -74,6 +74,11 @@ class EnvironmentsContract:
         n,
         *envs.spec.observation_shape,
       )
+      if envs.spec.has_instruction:
+        assert outputs.observation.instruction.dtype == np.int16
+        assert outputs.observation.instruction.shape == (n, 64)
+      else:
+        assert outputs.observation.instruction == ()
       for field in (outputs.reward, *outputs.info, outputs.done):
         assert field.shape == (n,)
       envs.send(np.zeros(n, np.int32), env_ids)
@@ -150,13 +155,13 @@ class EnvironmentsContract:
   def test_seeds(self):
     def first_observations(seed):
       envs = make(self.level_name, num_envs=2, max_batch=2, seed=seed)
-      # One action for all: who is ready first is chance.
-      rows = list(step_all(envs, 60, action=0))
+      frames = [[], []]
+      # One action for all: who is ready first, and how often, is chance.
+      for env_id, row in step_all(envs, 10_000, action=0):
+        frames[env_id].append(row.observation.frame)
+        if min(map(len, frames)) >= 15:
+          break
       envs.close()
-      frames = [
-        [row.observation.frame for env_id, row in rows if env_id == i]
-        for i in range(2)
-      ]
       return envs.seeds, [np.stack(f[:15]).tobytes() for f in frames]
 
     seeds, frames = first_observations(3)

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import environments
-import experiment
+import settings
 from tests import program
 
 COUNT = program.COUNT
@@ -321,30 +321,30 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
 
 def test_a_test_takes_the_settings_of_the_run(tmp_path):
   # An older run, from before there was `use_lstm`.
-  settings = {
+  config = {
     'agent': 'deep',
     'full_action_set': True,
     'level_name': 'pong,breakout',
     'popart': True,
     'repeat_action_probability': 0.25,
   }
-  text = json.dumps({'settings': settings})
+  text = json.dumps({'settings': config})
   (tmp_path / 'config.json').write_text(text)
   spec = environments.EnvironmentSpec(
     (84, 84), np.dtype(np.uint8), num_actions=18, frames_per_step=4, stack=4,
     action_meanings=None,
   )  # fmt: skip
   with flagsaver.flagsaver():
-    experiment.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
-    experiment.use_settings_of_run()
-    for name, value in settings.items():
-      assert experiment.FLAGS[name].value == value
-    assert not experiment.FLAGS.use_lstm
-    assert experiment.make_agent('agent', spec).popart_levels == 2
-    experiment.FLAGS.level_name = 'atari57'
-    assert experiment.make_agent('agent', spec).popart_levels == 57
-    experiment.FLAGS.popart = False
-    assert experiment.make_agent('agent', spec).popart_levels is None
+    settings.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
+    settings.use_settings_of_run()
+    for name, value in config.items():
+      assert settings.FLAGS[name].value == value
+    assert not settings.FLAGS.use_lstm
+    assert settings.make_agent('agent', spec).popart_levels == 2
+    settings.FLAGS.level_name = 'atari57'
+    assert settings.make_agent('agent', spec).popart_levels == 57
+    settings.FLAGS.popart = False
+    assert settings.make_agent('agent', spec).popart_levels is None
 
 
 @pytest.mark.parametrize(
@@ -378,10 +378,10 @@ def test_bad_values_are_refused_by_name(flag):
     flagsaver.flagsaver(),
     pytest.raises(flags.IllegalFlagValueError, match=name),
   ):
-    experiment.FLAGS(['experiment.py', flag])
+    settings.FLAGS(['experiment.py', flag])
 
 
 def test_a_misspelt_flag_is_refused_with_what_is_near():
   with flagsaver.flagsaver(), pytest.raises(flags.UnrecognizedFlagError) as e:
-    experiment.FLAGS(['experiment.py', '--batchsize=3'])
+    settings.FLAGS(['experiment.py', '--batchsize=3'])
   assert 'batch_size' in str(e.value)

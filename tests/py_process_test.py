@@ -299,7 +299,7 @@ def test_the_main_programs_end_leaves_nothing(main_program, end):
 
 def test_what_environments_import_is_free_of_tensorflow():
   code = (
-    'import sys, environments, atari_environments, gym_environments; '
+    'import sys, atari_environments, gym_environments, lab_environments; '
     'sys.exit("tensorflow" in sys.modules)'
   )
   subprocess.run([sys.executable, '-c', code], cwd=_ROOT, check=True)

@@ -1,0 +1,341 @@
+"""Levels of DeepMind Lab, each in a process of its own.
+
+Lab must have such a process: its renderer crashes where TensorFlow is loaded.
+Nothing here, nor what is imported from here, may import TensorFlow.
+"""
+
+from collections.abc import Iterator, Sequence
+import contextlib
+import dataclasses
+import functools
+import importlib.util
+import os
+import random
+import tempfile
+from typing import Any
+
+import numpy as np
+
+import dmlab30
+import environments
+import instructions
+import level_cache
+import process_environments
+import py_process
+import py_process_worker
+
+_PREFIX = 'lab:'
+
+# The paper's actions (table D.2), in Lab's order: look right and look up in
+# pixels a frame, strafe right, move forward, fire, jump, crouch.
+ACTIONS = {
+  'forward': (0, 0, 0, 1, 0, 0, 0),
+  'backward': (0, 0, 0, -1, 0, 0, 0),
+  'strafe left': (0, 0, -1, 0, 0, 0, 0),
+  'strafe right': (0, 0, 1, 0, 0, 0, 0),
+  'look left': (-20, 0, 0, 0, 0, 0, 0),
+  'look right': (20, 0, 0, 0, 0, 0, 0),
+  'forward and look left': (-20, 0, 0, 1, 0, 0, 0),
+  'forward and look right': (20, 0, 0, 1, 0, 0, 0),
+  'fire': (0, 0, 0, 0, 1, 0, 0),
+}
+# An array for each: Lab misreads one that is not contiguous, silently.
+_ACTIONS = [np.array(action, np.intc) for action in ACTIONS.values()]
+
+# The random numbers of evaluation, as in the released code: other mazes and
+# objects than in training.
+_TEST_MIXER_SEED = 0x600D5EED
+
+_PICTURE_LEVELS = (
+  'psychlab_arbitrary_visuomotor_mapping',
+  'psychlab_continuous_recognition',
+)
+# What Lab takes in place of a folder; it then shows plain colours.
+_NO_PICTURES = 'dummy'
+_FIRST_PICTURE = '0001.png'
+
+
+@dataclasses.dataclass(frozen=True)
+class LabSettings:
+  """How levels are played; the defaults are the paper's (table D.3).
+
+  Attributes:
+    width: of a frame, pixels.
+    height: of a frame, pixels.
+    frames_per_step: frames for which an action is repeated.
+    renderer: 'software', or 'hardware' for a GPU and what it needs.
+    dataset_path: the folder of the pictures that some levels show, or 'dummy'
+      for plain colours instead.
+    level_cache_dir: a folder for compiled maps, see level_cache; None for none.
+  """
+
+  width: int = 96
+  height: int = 72
+  frames_per_step: int = 4
+  renderer: str = 'software'
+  dataset_path: str | None = None
+  level_cache_dir: str | None = None
+
+  def __post_init__(self):
+    for name in ('width', 'height'):
+      size = getattr(self, name)
+      if size < 4 or size % 4:
+        raise ValueError(
+          f'{name} must be a positive multiple of 4 in DeepMind Lab, got '
+          f'{size}.'
+        )
+    if self.frames_per_step < 1:
+      raise ValueError(
+        f'frames_per_step must be at least 1, got {self.frames_per_step}.'
+      )
+    if self.renderer not in ('software', 'hardware'):
+      raise ValueError(
+        f'renderer must be software or hardware, got {self.renderer!r}.'
+      )
+
+
+class LabEnvironments(process_environments.ProcessEnvironments):
+  """Levels of DeepMind Lab; none waits for another's restart or new map."""
+
+  def __init__(
+    self,
+    level_names: Sequence[str],
+    num_envs: int,
+    seed: int | Sequence[int],
+    *,
+    training: bool,
+    max_batch: int | None = None,
+    max_restarts: int = 0,
+    settings: LabSettings | None = None,
+  ):
+    """Makes all environments at once; does not wait for their first resets.
+
+    Args:
+      level_names: 'lab:<path>', such as 'lab:seekavoid_arena_01', or the bare
+        name of a level of DMLab-30.
+      num_envs: see Environments.
+      seed: see Environments.
+      training: whether the agent learns from them; if not, levels that are held
+        out can be played, and all draw from the random numbers of evaluation.
+      max_batch: see Environments.
+      max_restarts: see py_process.EnvironmentProcesses.
+      settings: how levels are played; None for the paper's.
+
+    Raises:
+      ValueError: a level is unknown or cannot be played with these settings, or
+        DeepMind Lab is not installed.
+      py_process.EnvironmentFailed: an environment could not be made.
+    """
+    self._settings = settings or LabSettings()
+    self._training = training
+    check_levels(level_names, self._settings.dataset_path)
+    # Labs that are ended in the middle of a reset leave files behind.
+    self._scratch = tempfile.TemporaryDirectory(
+      prefix='lab_environments_', ignore_cleanup_errors=True
+    )
+    make_environment = functools.partial(
+      LabEnvironment,
+      training=training,
+      settings=self._settings,
+      scratch_dir=self._scratch.name,
+    )
+    try:
+      super().__init__(
+        make_environment, level_names, num_envs, seed, max_batch, max_restarts
+      )
+    except BaseException:
+      self._scratch.cleanup()
+      raise
+
+  def settings(self) -> dict[str, Any]:
+    """Returns what Lab is told; see Environments."""
+    told = {'renderer': self._settings.renderer}
+    told |= _make_config(self._training, self._settings)
+    if self._settings.level_cache_dir:
+      told['level_cache'] = self._settings.level_cache_dir
+    return told
+
+  def close(self) -> None:
+    """Ends all processes within 3 s."""
+    super().close()
+    self._scratch.cleanup()
+
+
+class LabEnvironment:
+  """One level as `py_process` runs it, in its own process."""
+
+  def __init__(
+    self,
+    level_name: str,
+    seed: int,
+    num_restarts: int = 0,
+    *,
+    training: bool,
+    settings: LabSettings,
+    scratch_dir: str,
+  ):
+    """Makes the environment.
+
+    Args:
+      level_name: see LabEnvironments.
+      seed: what the seeds of all its episodes are drawn from.
+      num_restarts: added to the seed: what failed is not played again.
+      training: see LabEnvironments.
+      settings: how it is played.
+      scratch_dir: a folder for temporary files.
+
+    Raises:
+      py_process_worker.UnusableLevelError: the level does not exist.
+    """
+    self.spec = environments.EnvironmentSpec(
+      frame_shape=(settings.height, settings.width, 3),
+      frame_dtype=np.dtype(np.uint8),
+      num_actions=len(ACTIONS),
+      frames_per_step=settings.frames_per_step,
+      stack=1,
+      action_meanings=tuple(ACTIONS),
+      has_instruction=True,
+    )
+    self._random = random.Random(seed + num_restarts)
+    self._observation = None
+    os.environ['TMPDIR'] = scratch_dir
+    self._lab = _make_lab(level_name, training, settings)
+
+  def reset(self) -> environments.Observation:
+    """Starts an episode, which can take a minute; see level_cache.
+
+    Returns:
+      uint8 [H, W, 3], and the instruction's int16 [instructions.MAX_WORDS].
+    """
+    self._lab.reset(seed=self._random.getrandbits(31))  # Takes no NumPy int.
+    self._observation = self._observe()
+    return self._observation
+
+  def step(self, action: int) -> tuple[environments.Observation, float, bool]:
+    """Repeats an action; at the end, shows what was last seen before it."""
+    reward = self._lab.step(
+      _ACTIONS[action], num_steps=self.spec.frames_per_step
+    )
+    running = self._lab.is_running()
+    if running:  # Lab shows nothing after the end.
+      self._observation = self._observe()
+    return self._observation, reward, not running
+
+  def _observe(self) -> environments.Observation:
+    values = self._lab.observations()
+    return environments.Observation(
+      values['RGB_INTERLEAVED'], instructions.hash_words(values['INSTR'])
+    )
+
+  def close(self) -> None:
+    """Closes the level. Nothing may be called after it."""
+    self._lab.close()
+
+
+def replay(
+  level_name: str,
+  seed: int,
+  actions: Sequence[int],
+  settings: LabSettings | None = None,
+) -> Iterator[tuple[np.ndarray, float, bool]]:
+  """Plays the first episode of an evaluation's environment again.
+
+  Args:
+    level_name: see LabEnvironments.
+    seed: the environment's own, see Environments.seeds.
+    actions: of the episode, from its first on.
+    settings: how it was played; None for the paper's.
+
+  Yields:
+    For each action, the frame before it, uint8 [H, W, 3]; its reward; and
+    whether it ended the episode.
+  """
+  with contextlib.ExitStack() as stack:
+    make_environment = functools.partial(
+      LabEnvironment,
+      level_name,
+      seed,
+      training=False,
+      settings=settings or LabSettings(),
+      scratch_dir=stack.enter_context(tempfile.TemporaryDirectory()),
+    )
+    processes = py_process.EnvironmentProcesses(
+      [make_environment], [level_name]
+    )
+    stack.enter_context(contextlib.closing(processes))
+    arrays = processes.start_episodes(processes.specs[0].observation_arrays)
+    env_ids = processes.recv(1)
+    for action in actions:
+      frame = arrays.observation[0][0].copy()
+      processes.send(np.array([action]), env_ids)
+      processes.recv(1)
+      yield frame, float(arrays.rewards[0]), bool(arrays.dones[0])
+
+
+def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
+  """Raises ValueError where DeepMind Lab or what it shows is missing.
+
+  Lab itself misses its pictures only at the level's first reset.
+
+  Args:
+    level_names: see LabEnvironments; levels of other families are not minded.
+    dataset_path: see LabSettings.
+  """
+  names = [n for n in level_names if environments.find_family(n) == 'lab']
+  # Looked for, not imported: that is for the environments' processes.
+  if names and importlib.util.find_spec('deepmind_lab') is None:
+    raise ValueError(
+      f'{names[0]} needs the Python package of DeepMind Lab, which is not '
+      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+    )
+  path = dataset_path or ''
+  pictured = [n for n in names if n.rsplit('/', 1)[-1] in _PICTURE_LEVELS]
+  if not pictured or path == _NO_PICTURES:
+    return
+  if not path or not os.path.exists(os.path.join(path, _FIRST_PICTURE)):
+    raise ValueError(
+      f'Pictures are missing for {" and ".join(pictured)}: set --dataset_path '
+      f'to the folder of those by Brady et al. (2008), with {_FIRST_PICTURE} '
+      f'in it, or to {_NO_PICTURES} for plain colours; it is {path!r}.'
+    )
+
+
+def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
+  """Returns what a level is told; Lab takes no value but a string."""
+  config = {'width': str(settings.width), 'height': str(settings.height)}
+  if settings.dataset_path:
+    config['datasetPath'] = settings.dataset_path
+  if not training:
+    config['allowHoldOutLevels'] = 'true'
+    config['mixerSeed'] = str(_TEST_MIXER_SEED)
+  return config
+
+
+def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
+  """Returns a deepmind_lab.Lab."""
+  import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
+
+  cache = None
+  if settings.level_cache_dir:
+    cache = level_cache.LevelCache(settings.level_cache_dir)
+  try:
+    return deepmind_lab.Lab(
+      _find_path(level_name),
+      ['RGB_INTERLEAVED', 'INSTR'],
+      config=_make_config(training, settings),
+      renderer=settings.renderer,
+      level_cache=cache,
+    )
+  except RuntimeError as error:
+    if 'Level not found' not in str(error):
+      raise
+    raise py_process_worker.UnusableLevelError(
+      f'DeepMind Lab has no level {level_name}: the path of a level is that '
+      f'below game_scripts/levels in Lab, without .lua.'
+    ) from error
+
+
+def _find_path(level_name: str) -> str:
+  if level_name in dmlab30.NAMES:
+    return dmlab30.LAB_PATH + level_name
+  return level_name.removeprefix(_PREFIX)

@@ -1,0 +1,277 @@
+"""The flags of `experiment.py`, and what is made from their values.
+
+No other module reads flags: all get values.
+"""
+
+from collections.abc import Sequence
+import math
+import sys
+from typing import Any
+
+from absl import flags
+import numpy as np
+
+import atari_environments
+import checkpoint
+import environments
+import lab_environments
+import learner
+import levels
+import networks
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_enum('mode', 'train', ['train', 'test'], 'Train, or play.')
+flags.DEFINE_string(
+  'level_name',
+  'pong',
+  'What to play: a suite (dmlab30, atari57), an Atari game (pong), a level of '
+  'DMLab-30 (rooms_watermaze) or any other of DeepMind Lab (lab:<path>), a '
+  'Gymnasium environment (gym:CartPole-v1, gym:module:Id-v0), or several of '
+  'one kind, separated by commas.',
+)
+flags.DEFINE_string(
+  'logdir', None, 'The run folder. If not given, runs/<level_name>.'
+)
+flags.DEFINE_integer(
+  'seed', 1, 'Seed of environments, weights and actions.', lower_bound=0
+)
+
+flags.DEFINE_integer(
+  'total_environment_frames',
+  30_000_000,
+  'Environment frames (agent steps times action repeats) to train for.',
+  lower_bound=1,
+)
+flags.DEFINE_integer(
+  'num_actors', 2, 'Actors; locally they act as one batch.', lower_bound=1
+)
+flags.DEFINE_integer(
+  'envs_per_actor', 16, 'Environments of each actor.', lower_bound=1
+)
+flags.DEFINE_integer('batch_size', 8, 'Unrolls in a batch.', lower_bound=1)
+flags.DEFINE_integer(
+  'unroll_length', 20, 'Agent steps in an unroll.', lower_bound=1
+)
+flags.DEFINE_integer(
+  'queue_capacity',
+  None,
+  'Unrolls that may wait for the learner: bounds the policy lag. If not given, '
+  'one batch.',
+  lower_bound=1,
+)
+
+flags.DEFINE_enum(
+  'agent',
+  None,
+  networks.TORSOS,
+  'The network. If not given, shallow for images and vector otherwise.',
+)
+flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
+flags.DEFINE_boolean(
+  'popart',
+  False,
+  'PopArt: values normalised for each level. Goes with --reward_clipping=none.',
+)
+
+flags.DEFINE_float('entropy_cost', 0.01, 'Entropy cost.', lower_bound=0)
+flags.DEFINE_float('baseline_cost', 0.5, 'Baseline cost.', lower_bound=0)
+flags.DEFINE_float(
+  'discounting',
+  0.99,
+  'Discounting factor, gamma.',
+  lower_bound=0,
+  upper_bound=1,
+)
+flags.DEFINE_enum(
+  'reward_clipping',
+  'abs_one',
+  learner.REWARD_CLIPPINGS,
+  'Reward clipping for learning; logged returns are never clipped.',
+)
+
+flags.DEFINE_float(
+  'learning_rate', 0.0004, 'Learning rate; decays to 0.', lower_bound=0
+)
+flags.DEFINE_float(
+  'decay', 0.99, 'RMSProp decay.', lower_bound=0, upper_bound=1
+)
+flags.DEFINE_float(
+  'momentum', 0.0, 'RMSProp momentum.', lower_bound=0, upper_bound=1
+)
+flags.DEFINE_float(
+  'epsilon', 0.00001, 'RMSProp epsilon, inside the root.', lower_bound=0
+)
+flags.DEFINE_float(
+  'max_gradient_norm',
+  40.0,
+  'Clips the global norm of the gradient; 0: off.',
+  lower_bound=0,
+)
+
+flags.DEFINE_boolean(
+  'full_action_set',
+  False,
+  "Atari: all 18 actions, not the game's own. Several games always take all.",
+)
+flags.DEFINE_float(
+  'repeat_action_probability',
+  0.0,
+  'Atari: probability of a sticky action.',
+  lower_bound=0,
+  upper_bound=1,
+)
+
+flags.DEFINE_integer('width', 96, 'DeepMind Lab: width of a frame, pixels.')
+flags.DEFINE_integer('height', 72, 'DeepMind Lab: height of a frame, pixels.')
+flags.DEFINE_enum(
+  'renderer',
+  'software',
+  ['software', 'hardware'],
+  'DeepMind Lab: what draws; hardware needs a GPU and OpenGL.',
+)
+flags.DEFINE_string(
+  'dataset_path',
+  None,
+  'DeepMind Lab: the folder of the pictures that two levels show, or "dummy" '
+  'for plain colours instead.',
+)
+flags.DEFINE_string(
+  'level_cache_dir',
+  None,
+  'DeepMind Lab: a folder for compiled maps, which many processes may share.',
+)
+
+flags.DEFINE_integer(
+  'test_num_episodes',
+  10,
+  'Full games to play per level, with --mode=test.',
+  lower_bound=1,
+)
+flags.DEFINE_string(
+  'video', None, 'With --mode=test: a folder to film an episode into (mp4).'
+)
+
+flags.DEFINE_integer(
+  'save_checkpoint_secs', 300, 'Seconds between saves.', lower_bound=0
+)
+flags.DEFINE_float(
+  'log_every_secs', 10.0, 'Seconds between progress lines.', lower_bound=0
+)
+flags.DEFINE_boolean(
+  'allow_changed_settings',
+  False,
+  'Go on with a run whose settings were different ones.',
+)
+
+# NaN is within any bounds.
+for _name in (
+  'baseline_cost',
+  'decay',
+  'discounting',
+  'entropy_cost',
+  'epsilon',
+  'learning_rate',
+  'log_every_secs',
+  'max_gradient_norm',
+  'momentum',
+  'repeat_action_probability',
+):
+  flags.register_validator(_name, math.isfinite, 'must be a finite number')
+
+
+# What a test has to have in common with the training.
+RUN_FLAGS = (
+  'agent',
+  'full_action_set',
+  'height',
+  'level_name',
+  'popart',
+  'repeat_action_probability',
+  'use_lstm',
+  'width',
+)
+
+
+def use_settings_of_run() -> None:
+  """Takes what the command line leaves open from the run to be played."""
+  settings = checkpoint.read_settings(FLAGS.logdir)
+  for name in RUN_FLAGS:
+    if not FLAGS[name].present:
+      # A run may be older than a flag.
+      FLAGS[name].value = settings.get(name, FLAGS[name].value)
+
+
+def make_envs(
+  level_names: Sequence[str], training: bool, num_envs: int
+) -> environments.Environments:
+  """Makes the environments that the flags ask for."""
+  return environments.make_environments(
+    level_names,
+    num_envs,
+    # Not the games that were trained on.
+    FLAGS.seed if training else [FLAGS.seed, 1],
+    training=training,
+    atari_settings=atari_settings(),
+    lab_settings=lab_settings(),
+  )
+
+
+def atari_settings() -> atari_environments.AtariSettings:
+  """Reads how Atari games are played from the flags."""
+  return atari_environments.AtariSettings(
+    full_action_set=FLAGS.full_action_set,
+    repeat_action_probability=FLAGS.repeat_action_probability,
+  )
+
+
+def lab_settings() -> lab_environments.LabSettings:
+  """Reads how levels of DeepMind Lab are played from the flags."""
+  return lab_environments.LabSettings(
+    width=FLAGS.width,
+    height=FLAGS.height,
+    renderer=FLAGS.renderer,
+    dataset_path=FLAGS.dataset_path,
+    level_cache_dir=FLAGS.level_cache_dir,
+  )
+
+
+def make_agent(name: str, spec: environments.EnvironmentSpec) -> networks.Agent:
+  """Makes the agent that the flags ask for."""
+  popart_levels = None
+  if FLAGS.popart:
+    # Of the levels as named, not as played: a test may play a few at a time, or
+    # all where a training with few environments did not.
+    popart_levels = len(levels.parse(FLAGS.level_name, training=False))
+  return networks.Agent(
+    spec, FLAGS.agent, FLAGS.use_lstm, popart_levels, name=name
+  )
+
+
+def fill_in_flags(
+  spec: environments.EnvironmentSpec, level_names: Sequence[str]
+) -> None:
+  """Decides what the command line leaves open and depends on the level."""
+  if len(level_names) > 1:
+    FLAGS.full_action_set = True  # A test plays the games one by one.
+  if FLAGS.agent is None:
+    is_image = spec.frame_dtype == np.uint8
+    FLAGS.agent = 'shallow' if is_image else 'vector'
+  if FLAGS.queue_capacity is None:
+    FLAGS.queue_capacity = FLAGS.batch_size
+
+
+def make_hyperparameters() -> learner.Hyperparameters:
+  """Reads the update's settings from the flags of the same names."""
+  return learner.Hyperparameters(
+    **{
+      field: getattr(FLAGS, field)
+      for field in learner.Hyperparameters.__dataclass_fields__
+    }
+  )
+
+
+def own_settings() -> dict[str, Any]:
+  """Returns the flags of this file, value by name."""
+  own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
+  return {flag.name: flag.value for flag in own}

@@ -1,0 +1,381 @@
+"""Tests of lab_environments.py, with a stand-in for DeepMind Lab."""
+
+import importlib.util
+import os
+import pathlib
+import sys
+import tempfile
+import zipfile
+
+import numpy as np
+import pytest
+
+import environments
+import instructions
+import lab_environments
+import py_process
+from tests import contract
+
+_FAKE_LAB = str(pathlib.Path(__file__).parent / 'fake_lab')
+_DMLAB30 = 'lab:contributed/dmlab30/'
+_ROOM = f'{_DMLAB30}rooms_watermaze'
+_MAZE = f'{_DMLAB30}explore_goal_locations_small'
+_LANGUAGE = f'{_DMLAB30}language_select_described_object'
+_PICTURES = f'{_DMLAB30}psychlab_continuous_recognition'
+_HOLD_OUT = f'{_DMLAB30}rooms_collect_good_objects_test'
+
+_WITH_FAKE_LAB = pytest.mark.usefixtures('fake_lab')
+_HAS_REAL_LAB = importlib.util.find_spec('deepmind_lab') is not None
+
+
+@pytest.fixture(autouse=True)
+def scratch(monkeypatch, tmp_path):
+  """Takes temporary files."""
+  path = tmp_path / 'scratch'
+  path.mkdir()
+  monkeypatch.setenv('TMPDIR', str(path))
+  monkeypatch.setattr(tempfile, 'tempdir', str(path))
+  return path
+
+
+@pytest.fixture
+def fake_lab(monkeypatch):
+  """Puts the stand-in on the path of this process and its environments'."""
+  monkeypatch.syspath_prepend(_FAKE_LAB)
+  for name in ('tensorflow', 'deepmind_lab'):
+    monkeypatch.delitem(sys.modules, name, raising=False)
+  yield importlib.import_module('deepmind_lab')
+  sys.modules.pop('deepmind_lab', None)
+
+
+@pytest.fixture
+def make_one(fake_lab, scratch):
+  """Makes environments in this process."""
+  made = []
+
+  def make(level_name=_ROOM, seed=1, num_restarts=0, training=True, **settings):
+    made.append(
+      lab_environments.LabEnvironment(
+        level_name,
+        seed,
+        num_restarts,
+        training=training,
+        settings=lab_environments.LabSettings(**settings),
+        scratch_dir=str(scratch),
+      )
+    )
+    return made[-1]
+
+  yield make
+  for env in made:
+    env.close()
+
+
+def make(*level_names, num_envs=1, training=True, **settings):
+  return contract.make(
+    *level_names,
+    num_envs=num_envs,
+    training=training,
+    lab_settings=lab_environments.LabSettings(**settings),
+  )
+
+
+@_WITH_FAKE_LAB
+class TestLab(contract.EnvironmentsContract):
+  level_name = _ROOM
+
+  def test_spec(self):
+    envs = make(_ROOM)
+    envs.close()
+    assert envs.spec == environments.EnvironmentSpec(
+      (72, 96, 3), np.dtype(np.uint8), 9, 4, 1, envs.spec.action_meanings, True
+    )
+    assert len(envs.spec.action_meanings) == 9
+
+
+@pytest.mark.dmlab
+@pytest.mark.skipif(not _HAS_REAL_LAB, reason='needs DeepMind Lab')
+class TestRealLab(contract.EnvironmentsContract):
+  level_name = _ROOM
+
+
+# D01.
+@_WITH_FAKE_LAB
+def test_ten_episodes(monkeypatch):
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '20')
+  # As in the main program: the environment's process does not have it.
+  monkeypatch.setitem(sys.modules, 'tensorflow', sys)
+  envs = make(_ROOM)
+  rows = [row for _, row in contract.step_all(envs, 51, action=0)]
+  envs.close()
+  assert contract.finished(enumerate(rows)) == [(5.0, 5)] * 10
+  assert [row.done for row in rows] == [True] + [
+    False,
+    False,
+    False,
+    False,
+    True,
+  ] * 10
+  # Where an episode ends, the frame is the next one's first: no action yet.
+  for row in rows:
+    assert row.observation.frame.reshape(-1)[3] == (not row.done)
+
+
+# Table D.2 of the paper.
+@pytest.mark.parametrize(
+  ('action', 'expected'),
+  [
+    (0, [0, 0, 0, 1, 0, 0, 0]),
+    (1, [0, 0, 0, -1, 0, 0, 0]),
+    (2, [0, 0, -1, 0, 0, 0, 0]),
+    (3, [0, 0, 1, 0, 0, 0, 0]),
+    (4, [-20, 0, 0, 0, 0, 0, 0]),
+    (5, [20, 0, 0, 0, 0, 0, 0]),
+    (6, [-20, 0, 0, 1, 0, 0, 0]),
+    (7, [20, 0, 0, 1, 0, 0, 0]),
+    (8, [0, 0, 0, 0, 1, 0, 0]),
+  ],
+)
+def test_actions_arrive(make_one, action, expected):
+  env = make_one()
+  env.reset()
+  observation, reward, done = env.step(action)
+  shown = observation.frame.reshape(-1)[:7].astype(np.int8)
+  np.testing.assert_array_equal(shown, expected)
+  assert reward == expected[3]
+  assert not done
+
+
+def test_frames_per_step(make_one):
+  env = make_one(frames_per_step=8, width=4, height=8)
+  assert env.reset().frame.shape == env.spec.frame_shape == (8, 4, 3)
+  steps = 1
+  while not env.step(0)[2]:
+    steps += 1
+  assert steps == 400 / 8
+  assert env.spec.frames_per_step == 8
+
+
+# D06.
+@_WITH_FAKE_LAB
+def test_instructions(fake_lab):
+  envs = make(_LANGUAGE, _ROOM, num_envs=2)
+  known = {
+    instructions.hash_words(text).tobytes() for text in fake_lab._INSTRUCTIONS
+  }
+  seen = [set(), set()]
+  for env_id, row in contract.step_all(envs, 10_000):
+    seen[env_id].add(row.observation.instruction.tobytes())
+    if len(seen[0]) > 1 and seen[1]:  # The level changed it.
+      break
+  envs.close()
+  assert len(seen[0]) > 1
+  assert seen[0] <= known
+  assert seen[1] == {instructions.hash_words('').tobytes()}
+
+
+# D02.
+@_WITH_FAKE_LAB
+@pytest.mark.parametrize('kind', ['none', 'empty', 'missing folder', 'folder'])
+def test_missing_pictures(tmp_path, kind):
+  (tmp_path / 'folder').mkdir()
+  path = {'none': None, 'empty': ''}.get(kind, str(tmp_path / kind))
+  with pytest.raises(ValueError, match='--dataset_path') as caught:
+    make(_ROOM, _PICTURES, num_envs=2, dataset_path=path)
+  assert _PICTURES in str(caught.value)
+  assert _ROOM not in str(caught.value)
+  assert '\n' not in str(caught.value)
+
+
+# D02.
+@_WITH_FAKE_LAB
+@pytest.mark.parametrize('kind', ['dummy', 'folder'])
+def test_pictures(tmp_path, kind):
+  (tmp_path / '0001.png').touch()
+  path = {'folder': str(tmp_path)}.get(kind, kind)
+  envs = make(_PICTURES, dataset_path=path)
+  assert envs.settings()['datasetPath'] == path
+  assert len(list(contract.step_all(envs, 10))) == 10
+  envs.close()
+
+
+# D05.
+@_WITH_FAKE_LAB
+def test_held_out_levels():
+  envs = make(_HOLD_OUT, training=False)
+  assert len(list(contract.step_all(envs, 5))) == 5
+  envs.close()
+  with pytest.raises(py_process.EnvironmentFailed, match='held out'):
+    make(_HOLD_OUT, training=True)
+
+
+# D05.
+def test_evaluation_draws_other_numbers(make_one, monkeypatch, fake_lab):
+  configs = []
+  real = fake_lab.Lab
+
+  def record(*args, config, **kwargs):
+    configs.append(config)
+    return real(*args, config=config, **kwargs)
+
+  monkeypatch.setattr(fake_lab, 'Lab', record)
+  frames = [make_one(training=t).reset().frame for t in (True, False, True)]
+  assert (frames[0] != frames[1]).any()
+  np.testing.assert_array_equal(frames[0], frames[2])
+  size = {'width': '96', 'height': '72'}
+  test = {'allowHoldOutLevels': 'true', 'mixerSeed': '1611489005'}
+  assert configs == [size, size | test, size]
+
+
+# D08.
+@_WITH_FAKE_LAB
+@pytest.mark.parametrize(
+  ('when', 'step', 'details'),
+  [
+    ('constructor', 0, 'The level is broken'),
+    ('step', 5, 'the level is broken'),
+    ('kill', 5, 'SIGKILL'),
+  ],
+)
+def test_failing_levels(monkeypatch, scratch, capfd, when, step, details):
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '40')
+  monkeypatch.setenv('FAKE_LAB_FAIL', f'{when}:rooms_watermaze')
+  envs = None
+  with pytest.raises(py_process.EnvironmentFailed, match=details) as caught:
+    envs = make(_MAZE, _ROOM, num_envs=2)
+    list(contract.step_all(envs, 10_000))
+  if envs:
+    assert capfd.readouterr().err.count('It starts anew') == 3
+    assert list(scratch.iterdir())
+    envs.close()
+  assert str(caught.value).startswith(
+    f'{_ROOM}: environment 1 failed at step {step}\n'
+  )
+  assert ('Traceback' in str(caught.value)) == (when != 'kill')
+  # What a killed Lab leaves behind is gone too.
+  assert not list(scratch.iterdir())
+
+
+# D08.
+@_WITH_FAKE_LAB
+def test_failure_ends_an_evaluation(monkeypatch, capfd):
+  monkeypatch.setenv('FAKE_LAB_FAIL', 'step:rooms_watermaze')
+  envs = make(_ROOM, training=False)
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 50\n'):
+    list(contract.step_all(envs, 100))
+  envs.close()
+  assert capfd.readouterr().err == ''
+
+
+@_WITH_FAKE_LAB
+def test_names():
+  envs = make('rooms_watermaze', _MAZE, 'lab:seekavoid_arena_01', num_envs=3)
+  envs.close()
+  with pytest.raises(ValueError, match='cannot share'):
+    make('rooms_watermaze', 'pong', num_envs=2)
+
+
+# I01.
+@_WITH_FAKE_LAB
+def test_unknown_level():
+  with pytest.raises(ValueError, match='no level lab:watermaze') as caught:
+    make('lab:watermaze')
+  assert '\n' not in str(caught.value)
+
+
+@pytest.mark.skipif(_HAS_REAL_LAB, reason='DeepMind Lab is installed')
+def test_missing_package():
+  # With nothing else to complain of: the first thing to mend.
+  with pytest.raises(ValueError) as caught:
+    make(_ROOM, _PICTURES, num_envs=2)
+  assert str(caught.value) == (
+    f'{_ROOM} needs the Python package of DeepMind Lab, which is not '
+    f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+  )
+
+
+# D12.
+def test_package_without_its_libraries(monkeypatch, tmp_path):
+  (tmp_path / 'deepmind_lab.py').write_text(
+    'raise ImportError("libOSMesa.so.8: no such file")'
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(py_process.EnvironmentFailed, match='libOSMesa'):
+    make(_ROOM, num_envs=2)
+
+
+# I07.
+def test_all_episodes_are_seeded(make_one, monkeypatch, fake_lab):
+  seeds = []
+  real = fake_lab.Lab
+
+  class Recorder:
+    def __init__(self, *args, **kwargs):
+      self._lab = real(*args, **kwargs)
+
+    def __getattr__(self, name):
+      return getattr(self._lab, name)
+
+    def reset(self, seed):
+      seeds.append(seed)
+      self._lab.reset(seed=seed)
+
+  monkeypatch.setattr(fake_lab, 'Lab', Recorder)
+
+  def episode_seeds(seed, num_restarts=0):
+    seeds.clear()
+    env = make_one(seed=seed, num_restarts=num_restarts)
+    for _ in range(5):
+      env.reset()
+    return list(seeds)
+
+  first = episode_seeds(1)
+  assert all(type(seed) is int and 0 <= seed < 2**31 for seed in first)
+  assert len(set(first)) == 5
+  assert episode_seeds(1) == first
+  assert not set(episode_seeds(2)) & set(first)
+  assert not set(episode_seeds(1, num_restarts=1)) & set(first)
+
+
+# D03.
+@_WITH_FAKE_LAB
+def test_level_cache(tmp_path, capfd):
+  folder = tmp_path / 'maps'
+
+  def play():
+    envs = make(_MAZE, _LANGUAGE, num_envs=2, level_cache_dir=str(folder))
+    assert envs.settings()['level_cache'] == str(folder)
+    frames = [[], []]
+    for env_id, row in contract.step_all(envs, 10_000, action=0):
+      frames[env_id].append(row.observation.frame)
+      if min(map(len, frames)) >= 5:
+        break
+    envs.close()
+    return [np.stack(f[:5]) for f in frames]
+
+  first = play()
+  maps = list(folder.iterdir())
+  assert len(maps) >= 2
+  assert capfd.readouterr().err == ''
+  np.testing.assert_array_equal(play(), first)  # From the cache.
+  for path in maps:
+    os.truncate(path, 20)
+  np.testing.assert_array_equal(play(), first)
+  assert 'Warning: ignored the map' in capfd.readouterr().err
+  assert sum(map(zipfile.is_zipfile, maps)) >= 2  # Those of the first episodes.
+
+
+@pytest.mark.parametrize(
+  ('name', 'value'),
+  [
+    ('width', 70),
+    ('height', 0),
+    ('frames_per_step', 0),
+    ('renderer', 'opengl'),
+  ],
+)
+def test_refuses_settings(name, value):
+  with pytest.raises(ValueError, match=name) as caught:
+    lab_environments.LabSettings(**{name: value})
+  assert str(value) in str(caught.value)
+  assert '\n' not in str(caught.value)

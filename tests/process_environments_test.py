@@ -1,0 +1,114 @@
+"""Tests of process_environments.py, with environments of Gymnasium.
+
+What else holds for them is in contract.py, which the families inherit.
+"""
+
+import time
+
+import numpy as np
+import pytest
+
+import py_process
+from tests import contract
+
+
+def test_restart_takes_no_step():
+  envs = contract.make('gym:tests.count_env:Count3-v0')
+  rows = [row for _, row in contract.step_all(envs, 301)]
+  envs.close()
+  assert contract.finished(enumerate(rows)) == [(3.0, 3)] * 100
+  shown = [row.observation.frame[0] for row in rows[:7]]
+  assert shown == [0, 1, 2, 0, 1, 2, 0]
+  assert [row.done for row in rows[:7]] == [True, False, False] * 2 + [True]
+  assert sum(row.reward for row in rows) == 300
+
+
+def test_last_reward_belongs_to_the_ending_episode():
+  envs = contract.make('gym:tests.count_env:CountLastReward-v0')
+  rows = [row for _, row in contract.step_all(envs, 5)]
+  envs.close()
+  assert [row.reward for row in rows] == [0, 0, 0, 5, 0]
+  assert [row.info.episode_return for row in rows] == [0, 0, 0, 5, 0]
+  assert [row.info.episode_step for row in rows] == [0, 1, 2, 3, 1]
+
+
+def test_levels_of_different_lengths_take_turns():
+  lengths = [1, 7, 20, 33]
+  envs = contract.make(
+    *(f'gym:tests.count_env:Count{n}-v0' for n in lengths), num_envs=8
+  )
+  games = {env_id: [] for env_id in range(8)}
+  rewards = []
+  for env_id, row in contract.step_all(envs, 800):
+    games[env_id] += contract.finished([(env_id, row)])
+    rewards.append(row.reward)
+  envs.close()
+  assert sum(rewards) == len(rewards) - 8  # All but the first outputs.
+  for env_id, totals in games.items():
+    length = lengths[env_id % 4]
+    assert totals
+    assert set(totals) == {(float(length), length)}
+
+
+def test_slow_resets_hold_up_nobody():
+  start = time.monotonic()
+  envs = contract.make(
+    'gym:tests.count_env:CountSlowReset-v0',
+    'gym:tests.count_env:Count3-v0',
+    num_envs=4,
+  )
+  assert {env_id for env_id, _ in contract.step_all(envs, 200)} == {1, 3}
+  closing = time.monotonic()
+  envs.close()
+  assert closing - start < 5
+  assert time.monotonic() - closing < 3
+
+
+def test_timeout_gives_an_empty_batch():
+  envs = contract.make('gym:tests.count_env:CountSlowReset-v0')
+  env_ids, outputs = envs.recv(timeout_secs=0.1)
+  assert env_ids.shape == outputs.reward.shape == (0,)
+  assert outputs.observation.frame.shape == (0, 1)
+  envs.send(np.zeros([0], np.int32), env_ids)
+  envs.close()
+
+
+def test_nan_reward_is_stopped():
+  envs = contract.make(
+    'gym:tests.count_env:Count100-v0',
+    'gym:tests.count_env:CountNan-v0',
+    num_envs=2,
+  )
+  with pytest.raises(py_process.EnvironmentFailed, match='reward nan') as e:
+    list(contract.step_all(envs, 100))
+  envs.close()
+  assert (e.value.env_id, e.value.step) == (1, 7)
+  assert str(e.value).startswith('gym:tests.count_env:CountNan-v0')
+
+
+def test_restarted_environment_begins_anew(capfd):  # D08
+  envs = contract.make('gym:tests.count_env:SecondEpisodeRaises-v0')
+  rows = [row for _, row in contract.step_all(envs, 16)]
+  envs.close()
+  # Four steps, the next episode's first, and the restart.
+  assert [row.done for row in rows[:7]] == (
+    [True] + [False] * 3 + [True, False, True]
+  )
+  assert [row.reward for row in rows[:7]] == [0, 1, 1, 1, 1, 1, 0]
+  assert rows[6].info == (0, 0, False)
+  assert set(contract.finished(enumerate(rows))) == {(4.0, 4)}
+  assert 'OSError' in capfd.readouterr().err
+
+
+def test_failure_ends_an_evaluation():
+  envs = contract.make(
+    'gym:tests.count_env:SecondEpisodeRaises-v0', training=False
+  )
+  with pytest.raises(py_process.EnvironmentFailed, match='at step 2\n'):
+    list(contract.step_all(envs, 16))
+  envs.close()
+
+
+def test_refuses_levels_with_different_spaces():
+  with pytest.raises(ValueError, match='same observations'):
+    contract.make('gym:CartPole-v1', 'gym:Acrobot-v1', num_envs=2)
