@@ -199,17 +199,18 @@ class TestAtari(contract.EnvironmentsContract):
     ale = ale_py.ALEInterface()
     ale.setFloat('repeat_action_probability', 0.0)
     ale.loadROM(roms.get_rom_path('asteroids'))
-    group.recv()
+    frames = list(group.recv()[3][0])
     flickers = 0
     for _ in range(50):
       group.send(np.array([1]))
-      _, _, _, frames = group.recv()
+      _, _, _, stacks = group.recv()
       for _ in range(3):
         ale.act(1)
       before = ale.getScreenGrayscale()
       ale.act(1)
       last = ale.getScreenGrayscale()
-      np.testing.assert_array_equal(frames[0], np.maximum(before, last))
+      frames.append(np.maximum(before, last))
+      np.testing.assert_array_equal(stacks[0], frames[-4:])
       flickers += (before != last).any()
     assert flickers > 25
 
