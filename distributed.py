@@ -253,7 +253,8 @@ class Board:
       # Last: who can read them can read all.
       self._open = self._settings.assign(self._text).op
     self._end = self._is_over.assign(True).op
-    is_playing = (self._tokens != 0) & self._is_fresh(self._heard)
+    # In a graph, == and != compare Python objects.
+    is_playing = tf.not_equal(self._tokens, 0) & self._is_fresh(self._heard)
     self._num_playing = tf.math.count_nonzero(is_playing)
 
   def _is_fresh(self, heard):
@@ -272,7 +273,8 @@ class Board:
     """
     holder = self._tokens.read_value()[task]
     heard = self._heard.read_value()[task]
-    is_mine = (holder == token) | (holder == 0) | ~self._is_fresh(heard)
+    is_free = tf.equal(holder, 0) | ~self._is_fresh(heard)
+    is_mine = tf.equal(holder, token) | is_free
     holder = tf.where(is_mine, tf.constant(token, tf.int64), holder)
     heard = tf.where(is_mine, tf.timestamp(), heard)
     with tf.control_dependencies(
