@@ -173,6 +173,7 @@ def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
       tmp_path / f'{job}{index}',
       {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})},
       level_name=_LEVELS,
+      num_actors=None,
       envs_per_actor=1,
       logdir=tmp_path / 'run',
       total_environment_frames=600,

@@ -26,7 +26,7 @@ class Program:
     Args:
       folder: for its output and its temporary files; need not exist.
       variables: environment variables, by name.
-      **settings: flags, over those of a tiny run.
+      **settings: flags, over those of a tiny run; None leaves one out.
     """
     settings = {
       'num_actors': 1,
@@ -50,7 +50,7 @@ class Program:
         [
           sys.executable,
           'experiment.py',
-          *(f'--{name}={value}' for name, value in settings.items()),
+          *(f'--{k}={v}' for k, v in settings.items() if v is not None),
         ],
         cwd=ROOT,
         stdout=out,
