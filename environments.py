@@ -299,7 +299,7 @@ def make_environments(
       together with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
-  families = {_find_family(name) for name in level_names}
+  families = {find_family(name) for name in level_names}
   if len(families) > 1:
     raise ValueError(
       f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
@@ -338,7 +338,8 @@ def make_environments(
   )
 
 
-def _find_family(level_name: str) -> str:
+def find_family(level_name: str) -> str:
+  """Returns 'gym', 'lab' or 'atari': who makes this level's environments."""
   if level_name.startswith(_GYM_PREFIX):
     return 'gym'
   if level_name.startswith(_LAB_PREFIX) or level_name in dmlab30.NAMES:

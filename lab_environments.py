@@ -4,9 +4,11 @@ Lab must have such a process: its renderer crashes where TensorFlow is loaded.
 Nothing here, nor what is imported from here, may import TensorFlow.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 import dataclasses
 import functools
+import importlib.util
 import os
 import random
 import tempfile
@@ -19,6 +21,7 @@ import environments
 import instructions
 import level_cache
 import process_environments
+import py_process
 import py_process_worker
 
 _PREFIX = 'lab:'
@@ -125,7 +128,7 @@ class LabEnvironments(process_environments.ProcessEnvironments):
     """
     self._settings = settings or LabSettings()
     self._training = training
-    check_pictures(level_names, self._settings.dataset_path)
+    check_levels(level_names, self._settings.dataset_path)
     # Labs that are ended in the middle of a reset leave files behind.
     self._scratch = tempfile.TemporaryDirectory(
       prefix='lab_environments_', ignore_cleanup_errors=True
@@ -182,8 +185,7 @@ class LabEnvironment:
       scratch_dir: a folder for temporary files.
 
     Raises:
-      py_process_worker.UnusableLevelError: the level does not exist, or
-        DeepMind Lab is not installed.
+      py_process_worker.UnusableLevelError: the level does not exist.
     """
     self.spec = environments.EnvironmentSpec(
       frame_shape=(settings.height, settings.width, 3),
@@ -230,21 +232,64 @@ class LabEnvironment:
     self._lab.close()
 
 
-def check_pictures(
-  level_names: Sequence[str], dataset_path: str | None
-) -> None:
-  """Raises ValueError where a level shows pictures and there are none.
+def replay(
+  level_name: str,
+  seed: int,
+  actions: Sequence[int],
+  settings: LabSettings | None = None,
+) -> Iterator[tuple[np.ndarray, float, bool]]:
+  """Plays the first episode of an evaluation's environment again.
 
-  Lab itself fails only at the level's first reset.
+  Args:
+    level_name: see LabEnvironments.
+    seed: the environment's own, see Environments.seeds.
+    actions: of the episode, from its first on.
+    settings: how it was played; None for the paper's.
+
+  Yields:
+    For each action, the frame before it, uint8 [H, W, 3]; its reward; and
+    whether it ended the episode.
+  """
+  with contextlib.ExitStack() as stack:
+    make_environment = functools.partial(
+      LabEnvironment,
+      level_name,
+      seed,
+      training=False,
+      settings=settings or LabSettings(),
+      scratch_dir=stack.enter_context(tempfile.TemporaryDirectory()),
+    )
+    processes = py_process.EnvironmentProcesses(
+      [make_environment], [level_name]
+    )
+    stack.enter_context(contextlib.closing(processes))
+    arrays = processes.start_episodes(processes.specs[0].observation_arrays)
+    env_ids = processes.recv(1)
+    for action in actions:
+      frame = arrays.observation[0][0].copy()
+      processes.send(np.array([action]), env_ids)
+      processes.recv(1)
+      yield frame, float(arrays.rewards[0]), bool(arrays.dones[0])
+
+
+def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
+  """Raises ValueError where DeepMind Lab or what it shows is missing.
+
+  Lab itself misses its pictures only at the level's first reset.
 
   Args:
     level_names: see LabEnvironments; levels of other families are not minded.
     dataset_path: see LabSettings.
   """
+  names = [n for n in level_names if environments.find_family(n) == 'lab']
+  # Looked for, not imported: that is for the environments' processes.
+  if names and importlib.util.find_spec('deepmind_lab') is None:
+    raise ValueError(
+      f'{names[0]} needs the Python package of DeepMind Lab, which is not '
+      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+    )
   path = dataset_path or ''
-  pictured = [
-    name for name in level_names if name.rsplit('/', 1)[-1] in _PICTURE_LEVELS
-  ]
+  pictured = [n for n in names if n.rsplit('/', 1)[-1] in _PICTURE_LEVELS]
   if not pictured or path == _NO_PICTURES:
     return
   if not path or not os.path.exists(os.path.join(path, _FIRST_PICTURE)):
@@ -268,15 +313,8 @@ def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
 
 def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
   """Returns a deepmind_lab.Lab."""
-  try:
-    import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
-  except ModuleNotFoundError as error:
-    if error.name != 'deepmind_lab':
-      raise
-    raise py_process_worker.UnusableLevelError(
-      f'{level_name} needs the Python package of DeepMind Lab, which is not '
-      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
-    ) from error
+  import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
+
   cache = None
   if settings.level_cache_dir:
     cache = level_cache.LevelCache(settings.level_cache_dir)

@@ -300,13 +300,7 @@ def make_envs(
     [FLAGS.seed, 0, actor] if training else [FLAGS.seed, 1],
     training=training,
     atari_settings=atari_settings(),
-    lab_settings=lab_environments.LabSettings(
-      width=FLAGS.width,
-      height=FLAGS.height,
-      renderer=FLAGS.renderer,
-      dataset_path=FLAGS.dataset_path,
-      level_cache_dir=FLAGS.level_cache_dir,
-    ),
+    lab_settings=lab_settings(),
   )
 
 
@@ -315,6 +309,17 @@ def atari_settings() -> atari_environments.AtariSettings:
   return atari_environments.AtariSettings(
     full_action_set=FLAGS.full_action_set,
     repeat_action_probability=FLAGS.repeat_action_probability,
+  )
+
+
+def lab_settings() -> lab_environments.LabSettings:
+  """Reads how levels of DeepMind Lab are played from the flags."""
+  return lab_environments.LabSettings(
+    width=FLAGS.width,
+    height=FLAGS.height,
+    renderer=FLAGS.renderer,
+    dataset_path=FLAGS.dataset_path,
+    level_cache_dir=FLAGS.level_cache_dir,
   )
 
 

@@ -27,7 +27,7 @@ def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
   settings.use_settings_of_run()
   level_names = levels.parse(FLAGS.level_name, training=False)
-  lab_environments.check_pictures(level_names, FLAGS.dataset_path)
+  lab_environments.check_levels(level_names, FLAGS.dataset_path)
   with contextlib.closing(
     settings.make_envs(level_names[:1], False, 1)
   ) as envs:
@@ -120,6 +120,12 @@ def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
     path = os.path.join(FLAGS.video, file_name)
     seed, actions, episode_return = score.recording
     video.film(
-      name, seed, actions, path, episode_return, settings.atari_settings()
+      name,
+      seed,
+      actions,
+      path,
+      episode_return,
+      settings.atari_settings(),
+      settings.lab_settings(),
     )
     print(f'Filmed an episode with return {episode_return:g}: {path}')

@@ -16,8 +16,11 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
+import environments
+
 _GYM_PREFIX = 'gym:'
 _ATARI_FRAMES_PER_SECOND = 60
+_LAB_FRAMES_PER_SECOND = 60
 _DEFAULT_GYM_FRAMES_PER_SECOND = 30
 # Smaller images are enlarged a whole number of times, up to this width.
 _WIDTH = 480
@@ -33,6 +36,7 @@ def film(
   path: str | os.PathLike,
   expected_return: float,
   atari_settings: Any = None,
+  lab_settings: Any = None,
 ) -> float:
   """Plays the first episode of an environment again, into an mp4 file.
 
@@ -48,6 +52,8 @@ def film(
     expected_return: of the episode, to compare with.
     atari_settings: how a game was played, an atari_environments.AtariSettings;
       None for the paper's.
+    lab_settings: the same for a level of DeepMind Lab, a
+      lab_environments.LabSettings.
 
   Returns:
     The return of the replay.
@@ -58,8 +64,11 @@ def film(
   """
   if not len(actions):
     raise ValueError(f'There are no actions of {level_name} to film.')
-  if level_name.startswith(_GYM_PREFIX):
+  family = environments.find_family(level_name)
+  if family == 'gym':
     rate, steps = _replay_gym(level_name, seed, actions)
+  elif family == 'lab':
+    rate, steps = _replay_lab(level_name, seed, actions, lab_settings)
   else:
     rate, steps = _replay_atari(level_name, seed, actions, atari_settings)
   replayed_return, num_steps, over = 0.0, 0, False
@@ -92,6 +101,19 @@ def _replay_atari(
   return (
     _ATARI_FRAMES_PER_SECOND / settings.frames_per_step,
     atari_environments.replay(level_name, seed, actions, settings),
+  )
+
+
+def _replay_lab(
+  level_name: str, seed: int, actions: Sequence[int], settings: Any
+) -> tuple[float, _Steps]:
+  """Returns images per second, and the steps."""
+  import lab_environments
+
+  settings = settings or lab_environments.LabSettings()
+  return (
+    _LAB_FRAMES_PER_SECOND / settings.frames_per_step,
+    lab_environments.replay(level_name, seed, actions, settings),
   )
 
 

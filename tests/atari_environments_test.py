@@ -1,5 +1,7 @@
 """Tests of atari_environments.py."""
 
+import ale_py
+from ale_py import roms
 import numpy as np
 import pytest
 
@@ -24,7 +26,7 @@ class TestAtari(contract.EnvironmentsContract):
     )
     assert envs.level_names == ['pong']
 
-  def test_settings_are_the_papers(self):
+  def test_settings_are_the_papers(self):  # C04, C16
     envs = contract.make('pong')
     arguments = atari_environments._vector_arguments(envs._settings)
     assert arguments['repeat_action_probability'] == 0
@@ -63,7 +65,7 @@ class TestAtari(contract.EnvironmentsContract):
     with pytest.raises(ValueError, match=next(iter(wrong))):
       atari_environments.AtariSettings(**wrong)
 
-  def test_cap_counts_frames_and_full_steps_of_four(self):
+  def test_cap_counts_frames_and_full_steps_of_four(self):  # C05, C08
     settings = atari_environments.AtariSettings(
       max_noops=0, max_episode_frames=400
     )
@@ -74,7 +76,7 @@ class TestAtari(contract.EnvironmentsContract):
     info = envs._groups[0]._vector.recv()[-1]
     assert info['frame_number'].tolist() == [4 * 301]
 
-  def test_noops_are_1_to_30(self):
+  def test_noops_are_1_to_30(self):  # C06
     settings = atari_environments.AtariSettings(max_episode_frames=4)
     envs = contract.make(
       'freeway', num_envs=4, max_batch=4, atari_settings=settings
@@ -108,7 +110,7 @@ class TestAtari(contract.EnvironmentsContract):
     assert max(counts) == 30
     assert abs(np.mean(counts) - 15.5) < 4 * 8.66 / np.sqrt(len(counts))
 
-  def test_no_noops(self):
+  def test_no_noops(self):  # C06
     settings = atari_environments.AtariSettings(
       max_noops=0, max_episode_frames=40
     )
@@ -122,7 +124,7 @@ class TestAtari(contract.EnvironmentsContract):
     for first in firsts:
       np.testing.assert_array_equal(first, firsts[0])
 
-  def test_without_sticky_actions_games_repeat(self):
+  def test_without_sticky_actions_games_repeat(self):  # C04
     settings = atari_environments.AtariSettings(max_noops=0)
     envs = [
       contract.make('pong', seed=s, atari_settings=settings) for s in (1, 2)
@@ -132,7 +134,7 @@ class TestAtari(contract.EnvironmentsContract):
     ):
       np.testing.assert_array_equal(a.observation.frame, b.observation.frame)
 
-  def test_life_loss_ends_episodes_in_training_only(self):
+  def test_life_loss_ends_episodes_in_training_only(self):  # C11, C13
     def play(training):
       envs = contract.make('breakout', seed=5, training=training)
       return [row for _, row in contract.step_all(envs, 700)]
@@ -155,7 +157,7 @@ class TestAtari(contract.EnvironmentsContract):
         assert lost == 5
         lost = 0
 
-  def test_games_without_lives_end_at_their_end(self):
+  def test_games_without_lives_end_at_their_end(self):  # C09
     envs = contract.make('pong', num_envs=4, max_batch=4)
     rows = list(contract.step_all(envs, 4 * 1100))
     games = contract.finished(rows)
@@ -163,9 +165,41 @@ class TestAtari(contract.EnvironmentsContract):
     assert sum(bool(row.done) for _, row in rows) == 4 + len(games)
     assert all(value <= -14 for value, _ in games)
 
-  def test_rewards_are_not_clipped(self):
+  def test_rewards_are_not_clipped(self):  # C16
     envs = contract.make('qbert', num_envs=4, max_batch=4)
     assert max(row.reward for _, row in contract.step_all(envs, 800)) >= 25
+
+  def test_waiting_for_fire_ends_at_the_cap(self):  # C18
+    settings = atari_environments.AtariSettings(max_episode_frames=2000)
+    envs = contract.make('breakout', training=False, atari_settings=settings)
+    rows = list(contract.step_all(envs, 1001, action=0))
+    assert contract.finished(rows) == [(0.0, 500)] * 2
+
+  def test_frames_are_the_maximum_of_the_last_two(self):  # C14
+    arguments = atari_environments._vector_arguments(
+      atari_environments.AtariSettings(max_noops=0)
+    )
+    # In the emulator's own size, so that nothing is scaled.
+    arguments |= {'img_height': 210, 'img_width': 160}
+    group = atari_environments._AtariGroup(
+      np.zeros([1], np.int32), 'asteroids', [1], arguments
+    )
+    ale = ale_py.ALEInterface()
+    ale.setFloat('repeat_action_probability', 0.0)
+    ale.loadROM(roms.get_rom_path('asteroids'))
+    group.recv()
+    flickers = 0
+    for _ in range(50):
+      group.send(np.array([1]))
+      _, _, _, frames = group.recv()
+      for _ in range(3):
+        ale.act(1)
+      before = ale.getScreenGrayscale()
+      ale.act(1)
+      last = ale.getScreenGrayscale()
+      np.testing.assert_array_equal(frames[0], np.maximum(before, last))
+      flickers += (before != last).any()
+    assert flickers > 25
 
   def test_zero_lives_can_be_a_life(self):
     envs = contract.make('bank_heist', num_envs=4, max_batch=4)

@@ -136,7 +136,7 @@ def test_two_levels_with_n_each():
   assert len(scores['b'].recording.actions) == 3
 
 
-def test_short_episodes_are_not_favoured():
+def test_short_episodes_are_not_favoured():  # G10
   generator = np.random.default_rng(0)
   means, naive_means = [], []
   for _ in range(60):

@@ -321,14 +321,14 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
 
 def test_a_test_takes_the_settings_of_the_run(tmp_path):
   # An older run, from before there was `use_lstm`.
-  settings = {
+  config = {
     'agent': 'deep',
     'full_action_set': True,
     'level_name': 'pong,breakout',
     'popart': True,
     'repeat_action_probability': 0.25,
   }
-  text = json.dumps({'settings': settings})
+  text = json.dumps({'settings': config})
   (tmp_path / 'config.json').write_text(text)
   spec = environments.EnvironmentSpec(
     (84, 84), np.dtype(np.uint8), num_actions=18, frames_per_step=4, stack=4,
@@ -337,7 +337,7 @@ def test_a_test_takes_the_settings_of_the_run(tmp_path):
   with flagsaver.flagsaver():
     settings.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
     settings.use_settings_of_run()
-    for name, value in settings.items():
+    for name, value in config.items():
       assert settings.FLAGS[name].value == value
     assert not settings.FLAGS.use_lstm
     assert settings.make_agent('agent', spec).popart_levels == 2

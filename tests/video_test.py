@@ -1,5 +1,7 @@
 """Tests of video.py: films read back frame by frame."""
 
+import pathlib
+
 import imageio_ffmpeg
 import numpy as np
 import pytest
@@ -194,3 +196,17 @@ def test_a_film_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
     video.film('gym:tests.film_env:Film-v0', 1, [0], path, 0.0)
   assert path.read_text() == 'old'
   assert [p.name for p in tmp_path.iterdir()] == ['film.mp4']
+
+
+def test_films_a_level_of_lab(tmp_path, monkeypatch, capfd):
+  monkeypatch.syspath_prepend(pathlib.Path(__file__).parent / 'fake_lab')
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '80')
+  path = tmp_path / 'lab.mp4'
+  seed, actions, expected = play('rooms_watermaze')
+  assert len(actions) == 20
+  replayed = video.film('rooms_watermaze', seed, actions, path, expected)
+  assert replayed == pytest.approx(expected)
+  assert capfd.readouterr().err == ''
+  meta, frames = read(path)
+  assert frames.shape == (20, 360, 480, 3)
+  assert meta['fps'] == 15
