@@ -36,6 +36,11 @@ _TF_CONFIG_JOBS = {
   'worker': 'actor',
 }
 _LINGER_SECS = 15.0
+_CONNECT_SECS = 5.0
+
+
+class LearnerLost(Exception):  # noqa: N818 (says it better)
+  """A learner is away for too long, or for good; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,6 +171,7 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
     tf.train.ClusterSpec({'learner': cluster.learner_hosts}),
     job_name='learner',
     task_index=cluster.task,
+    config=config(cluster),
   )
 
 
@@ -198,10 +204,10 @@ def is_loopback(host: str) -> bool:
     return name == 'localhost'
 
 
-def can_connect(host: str, timeout_secs: float) -> str | None:
+def can_connect(host: str) -> str | None:
   """Returns why 'host:port' cannot be reached, None if it can."""
   try:
-    socket.create_connection(_split(host), timeout_secs).close()
+    socket.create_connection(_split(host), _CONNECT_SECS).close()
   except OSError as error:
     return error.strerror or str(error)
   return None
@@ -227,6 +233,46 @@ def on_learner(cluster: Cluster) -> Iterator[None]:
     tf1.device(place),
   ):
     yield
+
+
+def config(cluster: Cluster) -> tf1.ConfigProto | None:
+  """Returns how a learner's server and session have to be set up."""
+  if len(cluster.learner_hosts) == 1:
+    return None
+  result = tf1.ConfigProto()
+  result.experimental.collective_group_leader = '/job:learner/replica:0/task:0'
+  return result
+
+
+def wait_for_learners(cluster: Cluster, timeout_secs: float) -> None:
+  """Waits until all learners have started.
+
+  Raises:
+    LearnerLost: one has not, for `timeout_secs`.
+  """
+  deadline = time.monotonic() + timeout_secs
+  for host in cluster.learner_hosts:
+    is_told = False
+    while problem := can_connect(host):
+      if time.monotonic() >= deadline:
+        raise LearnerLost(
+          f'no learner at {host} for {timeout_secs:g} s '
+          f'(--connect_timeout_secs): {problem}'
+        )
+      if not is_told:
+        print(f'Waiting for the learner at {host}: {problem}', flush=True)
+        is_told = True
+      time.sleep(1.0)
+
+
+def describe_actors(cluster: Cluster) -> str:
+  """Says how many actors a learner waits for, and where."""
+  if len(cluster.learner_hosts) == 1:
+    return f'{cluster.num_actors}, for {cluster.learner_host}'
+  return (
+    f'{cluster.num_actors}, for {len(cluster.learner_hosts)} learners: '
+    f'{", ".join(cluster.learner_hosts)}'
+  )
 
 
 class Board:

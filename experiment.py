@@ -12,16 +12,14 @@ This file wires the parts together. The algorithm is in
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import functools
 import json
 import os
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app
 from absl import flags
-import numpy as np
 
 # Both have to be set before TensorFlow is imported. On many processors
 # TensorFlow leaves oneDNN out unless told so: it is 2 to 3 times faster.
@@ -30,118 +28,24 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import tensorflow as tf  # noqa: E402
 
-import actor as actor_lib  # noqa: E402
 import checkpoint  # noqa: E402
 import console  # noqa: E402
 import distributed  # noqa: E402
 import environments  # noqa: E402
-import learner as learner_lib  # noqa: E402
 import levels  # noqa: E402
 import link  # noqa: E402
 import metrics  # noqa: E402
 import monitor as monitor_lib  # noqa: E402
-import networks  # noqa: E402
 import py_process  # noqa: E402
 import settings  # noqa: E402
 import testing  # noqa: E402
+import training as training_lib  # noqa: E402
 import workers as workers_lib  # noqa: E402
 
 tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(settings)
-
-
-class Training(NamedTuple):
-  """A learner and its actors, ready to go; see `build_training`.
-
-  Attributes:
-    session: holds the learner's weights, initialised, and the queue.
-    learner: to be run.
-    start_actors: starts them among the workers, or lets those elsewhere begin.
-    queue_size: returns how many unrolls wait.
-    close_queue: wakes whoever waits at the queue.
-  """
-
-  session: tf1.Session
-  learner: learner_lib.Learner
-  start_actors: Callable[[workers_lib.Workers], None]
-  queue_size: Callable[[], int]
-  close_queue: Callable[[], None]
-
-
-def build_training(
-  envs: environments.Environments,
-  level_names: Sequence[str],
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
-  seed: int,
-) -> Training:
-  """Wires one actor and the learner, in one process, in the current graph.
-
-  Args:
-    envs: what the actor plays.
-    level_names: of the run, by level index.
-    make_agent: makes a new agent from the name of its scope.
-    hyperparameters: of the update.
-    queue_capacity: in unrolls.
-    seed: of weights and actions.
-  """
-  tf1.set_random_seed(seed)
-  unroll_length = hyperparameters.unroll_length
-  learner, queue, specs = build_learner(
-    envs.spec, make_agent, hyperparameters, queue_capacity
-  )
-  policy = actor_lib.Policy(make_agent('actor'), envs.spec)
-  actor = actor_lib.Actor(
-    envs,
-    np.array([level_names.index(name) for name in envs.level_names], np.int32),
-    policy,
-    specs,
-    unroll_length,
-  )
-  copy = actor_lib.copy_weights(
-    policy.agent, learner.agent, learner.num_updates
-  )
-  enqueue = actor_lib.make_enqueue(queue, specs)
-  queue_size = queue.size()
-  close_queue = queue.close(cancel_pending_enqueues=True)
-  session = tf1.Session()
-  session.run(tf1.global_variables_initializer())
-  play = functools.partial(
-    actor.run,
-    session,
-    session.make_callable(copy),
-    session.make_callable(*enqueue),
-  )
-  return Training(
-    session,
-    learner,
-    lambda workers: workers.start(lambda: play(workers.should_stop)),
-    session.make_callable(queue_size),
-    session.make_callable(close_queue),
-  )
-
-
-def build_learner(
-  spec: environments.EnvironmentSpec,
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
-) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, actor_lib.ActorOutput]:
-  """Builds the learner with its queue; see `build_training`.
-
-  Returns:
-    The learner, the queue, and `actor.unroll_specs`.
-  """
-  agent = make_agent('agent')
-  specs = actor_lib.unroll_specs(agent, spec, hyperparameters.unroll_length)
-  queue = actor_lib.make_queue(specs, queue_capacity)
-  learner = learner_lib.Learner(
-    agent, queue, specs, spec.frames_per_step, hyperparameters
-  )
-  return learner, queue, specs
 
 
 def train() -> None:
@@ -151,7 +55,8 @@ def train() -> None:
   if cluster.job_name == 'actor':
     act(cluster, level_names)
     return
-  checkpoint.check_folder(FLAGS.logdir)
+  if cluster.task == 0:
+    checkpoint.check_folder(FLAGS.logdir)
   if cluster.job_name == 'learner':
     learn(cluster, level_names)
     return
@@ -159,12 +64,8 @@ def train() -> None:
     level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor
   )
   with contextlib.closing(envs), tf.Graph().as_default():
-    settings.fill_in_flags(envs.spec, level_names)
-    config = settings.own_settings()
-    checkpoint.check_settings(
-      FLAGS.logdir, config, FLAGS.allow_changed_settings
-    )
-    training = build_training(
+    config = prepare(envs.spec, level_names)
+    training = training_lib.build_local(
       envs,
       level_names,
       lambda name: settings.make_agent(name, envs.spec),
@@ -182,54 +83,52 @@ def train() -> None:
       )
 
 
+def prepare(
+  spec: environments.EnvironmentSpec,
+  level_names: Sequence[str],
+  check: bool = True,
+) -> dict[str, Any]:
+  """Completes the flags; returns the run's settings.
+
+  Args:
+    spec: of the environments.
+    level_names: of the run.
+    check: whether to compare them with those that the run had before.
+  """
+  settings.fill_in_flags(spec, level_names)
+  config = settings.own_settings()
+  if check:
+    checkpoint.check_settings(
+      FLAGS.logdir, config, FLAGS.allow_changed_settings
+    )
+  return config
+
+
 def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
   """Trains with actors in other processes."""
   server = distributed.start_server(cluster)
   # Only to see what they are like.
   with contextlib.closing(settings.make_envs(level_names, True, 1)) as envs:
     spec, about_envs = envs.spec, envs.settings()
+  distributed.wait_for_learners(cluster, FLAGS.connect_timeout_secs)
   with tf.Graph().as_default():
-    settings.fill_in_flags(spec, level_names)
-    config = settings.own_settings()
-    checkpoint.check_settings(
-      FLAGS.logdir, config, FLAGS.allow_changed_settings
+    config = prepare(spec, level_names, cluster.task == 0)
+    training = training_lib.build_distributed(
+      cluster,
+      server,
+      spec,
+      lambda name: settings.make_agent(name, spec),
+      settings.make_hyperparameters(),
+      FLAGS.queue_capacity,
+      FLAGS.seed,
+      json.dumps(settings.agreed_settings(spec, level_names)),
     )
-    tf1.set_random_seed(FLAGS.seed)
-    with distributed.on_learner(cluster):
-      learner, queue, _ = build_learner(
-        spec,
-        lambda name: settings.make_agent(name, spec),
-        settings.make_hyperparameters(),
-        FLAGS.queue_capacity,
-      )
-      board = distributed.Board(cluster.num_actors)
-      queue_size = queue.size()
-      close_queue = queue.close(cancel_pending_enqueues=True)
-    session = tf1.Session(server.target)
-    session.run(tf1.global_variables_initializer())
-    agreed = json.dumps(settings.agreed_settings(spec, level_names))
-
-    def close():
-      frames = session.run(learner.num_environment_frames)
-      if frames >= FLAGS.total_environment_frames:
-        board.end(session)
-      session.run(close_queue)
-
-    training = Training(
-      session,
-      learner,
-      lambda workers: board.open(session, agreed),
-      lambda: session.run(queue_size),
-      close,
-    )
-    about_actors = {
-      'actors': f'{cluster.num_actors}, for {cluster.learner_host}'
-    }
-    with session:
-      run_training(
-        training, spec, level_names, config, about_actors | about_envs
-      )
-      board.linger(session)
+    about = {'actors': distributed.describe_actors(cluster)} | about_envs
+    with training.session:
+      if cluster.task == 0:
+        run_training(training, spec, level_names, config, about)
+      else:
+        assist(training)
 
 
 def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
@@ -251,7 +150,7 @@ def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
 
 
 def run_training(
-  training: Training,
+  training: training_lib.Training,
   spec: environments.EnvironmentSpec,
   level_names: Sequence[str],
   config: Mapping[str, Any],
@@ -260,7 +159,7 @@ def run_training(
   """Restores, trains, logs and saves.
 
   Args:
-    training: see `Training`.
+    training: to be run.
     spec: of the environments.
     level_names: by level index.
     config: the settings of the run.
@@ -304,11 +203,28 @@ def run_training(
     # The monitor may lack an update: its step was cut after the weights moved.
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
-  if workers.failure:
-    raise workers.failure
+    training.linger()
+  training_lib.raise_failure(workers.failure)
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run is not saved')
   print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
+
+
+def assist(training: training_lib.Training) -> None:
+  """Trains beside the first learner, which restores, logs and saves."""
+  learner = training.learner
+  workers = workers_lib.Workers(training.close_queue)
+  with workers_lib.stop_on_signals(workers.stop):
+    training.start_actors(workers)
+    workers.start(
+      lambda: learner.run(training.session, lambda _: None, workers.should_stop)
+    )
+    while not workers.wait(0.5):
+      pass
+    workers.join()
+    training.linger()
+  training_lib.raise_failure(workers.failure)
+  print('This learner has ended.')
 
 
 def supervise(
@@ -398,7 +314,7 @@ def main(argv):
     ArithmeticError,
     ValueError,
     checkpoint.CheckpointError,
-    link.LearnerLost,
+    distributed.LearnerLost,
     py_process.EnvironmentFailed,
   ) as error:
     sys.exit(f'Error: {error}')

@@ -43,11 +43,7 @@ _LOST = (
 )
 
 
-class LearnerLost(Exception):  # noqa: N818
-  """The learner was away for too long; the message says where and how long."""
-
-
-class Stopped(Exception):  # noqa: N818
+class Stopped(Exception):  # noqa: N818 (says it better)
   """The actor was told to stop while it waited for the learner."""
 
 
@@ -131,7 +127,7 @@ class Link:
       Whether the run is over.
 
     Raises:
-      LearnerLost: for `timeout_secs` nothing was heard of the learner.
+      distributed.LearnerLost: nothing was heard of it for `timeout_secs`.
       ValueError: the learner has other settings, or another process plays in
         this actor's place.
     """
@@ -149,9 +145,7 @@ class Link:
 
   def _look(self):
     if self._candidate is None:
-      problem = distributed.can_connect(
-        self._cluster.learner_host, _ANSWER_SECS
-      )
+      problem = distributed.can_connect(self._address)
       if problem:
         return problem, False
       self._candidate = self._connect()
@@ -221,7 +215,7 @@ class Link:
   def _wait_on(self, problem):
     now = time.monotonic()
     if now - self._heard >= self._timeout_secs:
-      raise LearnerLost(
+      raise distributed.LearnerLost(
         f'no learner at {self._address} for {self._timeout_secs:g} s '
         f'(--connect_timeout_secs): {problem}'
       )
@@ -299,7 +293,7 @@ def play(
     timeout_secs: how long the learner may be away.
 
   Raises:
-    LearnerLost: it was away for longer.
+    distributed.LearnerLost: it was away for longer.
     ValueError: see `Link.look`.
     py_process.EnvironmentFailed: an environment failed.
   """

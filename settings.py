@@ -272,6 +272,7 @@ def agreed_settings(
     'num_actions': spec.num_actions,
     'action_meanings': spec.action_meanings,
     'has_instruction': spec.has_instruction,
+    'num_learners': len(FLAGS.learner_hosts),
     **{name: FLAGS[name].value for name in _AGREED_FLAGS},
   }
 
@@ -359,6 +360,10 @@ def make_hyperparameters() -> learner.Hyperparameters:
 
 
 def own_settings() -> dict[str, Any]:
-  """Returns the flags of this file, value by name."""
+  """Returns the flags of this file, value by name, and `num_learners`."""
   own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
-  return {flag.name: flag.value for flag in own}
+  # Their addresses may change, their number matters.
+  num_learners = len(FLAGS.learner_hosts) or 1
+  return {flag.name: flag.value for flag in own} | {
+    'num_learners': num_learners
+  }

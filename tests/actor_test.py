@@ -9,10 +9,10 @@ import tensorflow as tf
 
 import actor
 import environments
-import experiment
 import learner
 import networks
 from tests import contract
+import training
 import workers
 
 tf1 = tf.compat.v1
@@ -343,7 +343,7 @@ def _max_abs_log_rho(
     contextlib.closing(contract.make(*levels, **kwargs)) as envs,
     tf.Graph().as_default(),
   ):
-    training = experiment.build_training(
+    run = training.build_local(
       envs,
       levels,
       lambda name: networks.Agent(
@@ -354,12 +354,12 @@ def _max_abs_log_rho(
       seed=1,
     )
 
-    actors = workers.Workers(training.close_queue)
-    training.start_actors(actors)
-    training.learner.run(
-      training.session, results.append, lambda: len(results) == num_updates
+    actors = workers.Workers(run.close_queue)
+    run.start_actors(actors)
+    run.learner.run(
+      run.session, results.append, lambda: len(results) == num_updates
     )
-    training.close_queue()
+    run.close_queue()
     assert actors.wait(60.0)
     actors.join()
   assert isinstance(actors.failure, tf.errors.CancelledError)

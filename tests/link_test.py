@@ -267,7 +267,7 @@ def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
   assert not client.link.look()
   assert 'Connection refused' in capsys.readouterr().out
   time.sleep(0.5)
-  with pytest.raises(link.LearnerLost) as error:
+  with pytest.raises(distributed.LearnerLost) as error:
     client.link.look()
   assert str(error.value) == (
     f'no learner at {cluster.learner_host} for 0.5 s (--connect_timeout_secs):'
