@@ -1,6 +1,6 @@
 """The flags of `experiment.py`, and what is made from their values.
 
-No other module reads flags: all get values.
+Only `experiment` and `testing` read flags too: all others get values.
 """
 
 from collections.abc import Sequence

@@ -320,3 +320,42 @@ def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
       assert time.monotonic() - start < 60
       for part in ('Error: ', *parts):
         assert part in lines[0]
+
+
+@pytest.mark.slow
+def test_learners_end_and_resume_together(tmp_path):
+  hosts = ','.join(f'localhost:{link_test.free_port()}' for _ in range(2))
+
+  def start(name, job_name, task, **flags):
+    return _start(
+      tmp_path, name, 0, job_name=job_name, task=task, learner_hosts=hosts,
+      **flags,
+    )  # fmt: skip
+
+  with (
+    start('actor0', 'actor', 0) as actor0,
+    start('actor1', 'actor', 1) as actor1,
+  ):
+    with (
+      start('learner0', 'learner', 0) as first,
+      start('learner1', 'learner', 1) as second,
+    ):
+      _wait_for_frames(first)
+      second.process.kill()
+      assert first.finish() == 1
+      assert any('another learner has ended' in e for e in first.error_lines())
+    with (
+      start('again0', 'learner', 0, total_environment_frames=8000) as first,
+      start('again1', 'learner', 1, total_environment_frames=8000) as second,
+    ):
+      for process in (first, second, actor0, actor1):
+        assert process.finish(timeout_secs=120.0) == 0, process.err
+        assert process.error_lines() == []
+  assert 'continuing from' in first.out
+  # 40 frames an update: 4 unrolls of 5 steps of each learner.
+  frames = re.findall(
+    r'"num_environment_frames": (\d+)',
+    (tmp_path / 'run' / 'metrics.jsonl').read_text(),
+  )
+  assert all(int(f) % 40 == 0 for f in frames)
+  assert frames[-1] == '8000'
