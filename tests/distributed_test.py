@@ -219,7 +219,9 @@ def _frames(learner):
 
 def _wait_for_frames(learner):
   before = _frames(learner)
-  learner.wait_until(lambda: _frames(learner) not in ('0', before))
+  learner.wait_until(
+    lambda: _frames(learner) not in ('0', before), timeout_secs=120.0
+  )
 
 
 def _plays(actor, times):
@@ -329,6 +331,7 @@ def test_learners_end_and_resume_together(tmp_path):
   def start(name, job_name, task, **flags):
     return _start(
       tmp_path, name, 0, job_name=job_name, task=task, learner_hosts=hosts,
+      connect_timeout_secs=300,
       **flags,
     )  # fmt: skip
 
