@@ -99,10 +99,16 @@ def observation_specs(
 
 
 def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
-  """Makes the queue of unrolls; `capacity` unrolls bound the policy lag."""
+  """Makes the queue of unrolls; `capacity` unrolls bound the policy lag.
+
+  Its name makes it one queue for all that use one server.
+  """
   flat = tf.nest.flatten(specs)
   return tf.queue.FIFOQueue(
-    capacity, [s.dtype for s in flat], [s.shape for s in flat]
+    capacity,
+    [s.dtype for s in flat],
+    [s.shape for s in flat],
+    shared_name='unrolls',
   )
 
 
@@ -140,6 +146,23 @@ def stack_frames(batch: ActorOutput) -> ActorOutput:
       observation=observation._replace(frame=stacks)
     )
   )
+
+
+def make_enqueue(
+  queue: tf.queue.FIFOQueue, specs: ActorOutput
+) -> tuple[tf.Operation, list[tf.Tensor]]:
+  """Makes the op that enqueues n unrolls, and what it takes.
+
+  Args:
+    queue: takes the unrolls.
+    specs: `unroll_specs`.
+
+  Returns:
+    The op, and a placeholder [n, ...] for each array of a flat `ActorOutput`.
+  """
+  flat = tf.nest.flatten(specs)
+  feeds = [tf1.placeholder(s.dtype, [None, *s.shape]) for s in flat]
+  return queue.enqueue_many(feeds), feeds
 
 
 class Policy:
@@ -228,8 +251,6 @@ class Actor:
     envs: environments.Environments,
     level_indices: np.ndarray,
     policy: Policy,
-    refresh: tf.Tensor,
-    queue: tf.queue.FIFOQueue,
     specs: ActorOutput,
     unroll_length: int,
   ):
@@ -239,19 +260,13 @@ class Actor:
       envs: what to play.
       level_indices: int32 [num_envs], the level of each environment.
       policy: acts.
-      refresh: updates the policy's weights; see `copy_weights`.
-      queue: takes the unrolls.
       specs: `unroll_specs`.
       unroll_length: T.
     """
     self._envs = envs
     self._policy = policy
-    self._refresh = refresh
     self._unroll_length = unroll_length
     self._is_stacked = envs.spec.stack > 1
-    flat = tf.nest.flatten(specs)
-    self._feeds = [tf1.placeholder(s.dtype, [None, *s.shape]) for s in flat]
-    self._enqueue = queue.enqueue_many(self._feeds)
 
     num_envs = envs.num_envs
     # The unrolls under way; agent_state is the one before their step 0.
@@ -266,11 +281,21 @@ class Actor:
     )
     self._state = policy.agent.initial_state(num_envs)
 
-  def run(self, session: tf1.Session, should_stop: Callable[[], bool]) -> None:
+  def run(
+    self,
+    session: tf1.Session,
+    refresh: Callable[[], int],
+    enqueue: Callable[..., None],
+    should_stop: Callable[[], bool],
+  ) -> None:
     """Plays until `should_stop` says so.
 
     Args:
-      session: holds the learner's variables and the queue.
+      session: holds the policy's weights.
+      refresh: copies the learner's weights to the policy; returns the number of
+        updates behind them. See `copy_weights`.
+      enqueue: sends n unrolls, a flat `ActorOutput` of arrays [n, ...]; waits
+        while the queue is full. See `make_enqueue`.
       should_stop: asked once a batched step.
 
     Raises:
@@ -278,8 +303,6 @@ class Actor:
       py_process.EnvironmentFailed: see `environments.Environments.recv`.
     """
     act = self._policy.bind(session)
-    refresh = session.make_callable(self._refresh)
-    enqueue = session.make_callable(self._enqueue, self._feeds)
     steps = 0
     while not should_stop():
       ids, env_outputs = self._envs.recv(timeout_secs=1.0)

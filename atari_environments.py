@@ -97,7 +97,8 @@ class AtariEnvironments(environments.Environments):
     super().__init__(level_names, num_envs, seed, max_batch)
     self._training = training
     self._settings = settings or AtariSettings()
-    if len(set(self.level_names)) > 1:
+    # All that are named, also if there are too few environments for some.
+    if len(set(level_names)) > 1:
       self._settings = dataclasses.replace(self._settings, full_action_set=True)
     self._lives = np.zeros([num_envs], np.int32)
     self._groups = []

@@ -23,6 +23,9 @@ tf1 = tf.compat.v1
 FREE_SETTINGS = frozenset(
   {
     'allow_changed_settings',
+    'connect_timeout_secs',
+    'job_name',
+    'learner_hosts',
     'level_cache_dir',
     'log_every_secs',
     'logdir',
@@ -30,6 +33,7 @@ FREE_SETTINGS = frozenset(
     'queue_capacity',
     'renderer',
     'save_checkpoint_secs',
+    'task',
     'test_num_episodes',
     'total_environment_frames',
     'video',

@@ -2,6 +2,8 @@
 
   python experiment.py                        trains Pong
   python experiment.py --mode=test            plays what was trained
+  python experiment.py --job_name=learner     trains, with actors elsewhere
+  python experiment.py --job_name=actor       is one of them
   python experiment.py --helpshort            lists the flags
 
 This file wires the parts together. The algorithm is in
@@ -10,14 +12,14 @@ This file wires the parts together. The algorithm is in
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
+import json
 import os
 import sys
 import time
-from typing import Any, NamedTuple
+from typing import Any
 
 from absl import app
 from absl import flags
-import numpy as np
 
 # Both have to be set before TensorFlow is imported. On many processors
 # TensorFlow leaves oneDNN out unless told so: it is 2 to 3 times faster.
@@ -26,20 +28,18 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import tensorflow as tf  # noqa: E402
 
-import actor as actor_lib  # noqa: E402
 import checkpoint  # noqa: E402
 import console  # noqa: E402
+import distributed  # noqa: E402
 import environments  # noqa: E402
-import evaluation  # noqa: E402
-import lab_environments  # noqa: E402
-import learner as learner_lib  # noqa: E402
 import levels  # noqa: E402
+import link  # noqa: E402
 import metrics  # noqa: E402
 import monitor as monitor_lib  # noqa: E402
-import networks  # noqa: E402
 import py_process  # noqa: E402
 import settings  # noqa: E402
-import video  # noqa: E402
+import testing  # noqa: E402
+import training as training_lib  # noqa: E402
 import workers as workers_lib  # noqa: E402
 
 tf1 = tf.compat.v1
@@ -48,73 +48,24 @@ FLAGS = flags.FLAGS
 flags.adopt_module_key_flags(settings)
 
 
-class Training(NamedTuple):
-  """A local run, ready to go; see `build_training`."""
-
-  session: tf1.Session
-  learner: learner_lib.Learner
-  actor: actor_lib.Actor
-  queue_size: tf.Tensor
-  close_queue: tf.Operation
-
-
-def build_training(
-  envs: environments.Environments,
-  level_names: Sequence[str],
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
-  seed: int,
-) -> Training:
-  """Wires one actor and the learner, in the current graph.
-
-  Args:
-    envs: what the actor plays.
-    level_names: of the run, by level index.
-    make_agent: makes a new agent from the name of its scope.
-    hyperparameters: of the update.
-    queue_capacity: in unrolls.
-    seed: of weights and actions.
-  """
-  tf1.set_random_seed(seed)
-  unroll_length = hyperparameters.unroll_length
-  agent = make_agent('agent')
-  specs = actor_lib.unroll_specs(agent, envs.spec, unroll_length)
-  queue = actor_lib.make_queue(specs, queue_capacity)
-  learner = learner_lib.Learner(
-    agent, queue, specs, envs.spec.frames_per_step, hyperparameters
-  )
-  policy = actor_lib.Policy(make_agent('actor'), envs.spec)
-  actor = actor_lib.Actor(
-    envs,
-    np.array([level_names.index(name) for name in envs.level_names], np.int32),
-    policy,
-    actor_lib.copy_weights(policy.agent, agent, learner.num_updates),
-    queue,
-    specs,
-    unroll_length,
-  )
-  queue_size = queue.size()
-  close_queue = queue.close(cancel_pending_enqueues=True)
-  session = tf1.Session()
-  session.run(tf1.global_variables_initializer())
-  return Training(session, learner, actor, queue_size, close_queue)
-
-
 def train() -> None:
   """Trains until the frames are spent, or a signal ends it."""
+  cluster = settings.read_cluster()
   level_names = levels.parse(FLAGS.level_name, training=True)
-  checkpoint.check_folder(FLAGS.logdir)
+  if cluster.job_name == 'actor':
+    act(cluster, level_names)
+    return
+  if cluster.task == 0:
+    checkpoint.check_folder(FLAGS.logdir)
+  if cluster.job_name == 'learner':
+    learn(cluster, level_names)
+    return
   envs = settings.make_envs(
     level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor
   )
   with contextlib.closing(envs), tf.Graph().as_default():
-    settings.fill_in_flags(envs.spec, level_names)
-    config = settings.own_settings()
-    checkpoint.check_settings(
-      FLAGS.logdir, config, FLAGS.allow_changed_settings
-    )
-    training = build_training(
+    config = prepare(envs.spec, level_names)
+    training = training_lib.build_local(
       envs,
       level_names,
       lambda name: settings.make_agent(name, envs.spec),
@@ -123,33 +74,114 @@ def train() -> None:
       FLAGS.seed,
     )
     with training.session:
-      run_training(training, envs, level_names, config)
+      run_training(
+        training,
+        envs.spec,
+        level_names,
+        config,
+        {'environments': envs.num_envs, **describe_envs(envs)},
+      )
+
+
+def prepare(
+  spec: environments.EnvironmentSpec,
+  level_names: Sequence[str],
+  check: bool = True,
+) -> dict[str, Any]:
+  """Completes the flags; returns the run's settings.
+
+  Args:
+    spec: of the environments.
+    level_names: of the run.
+    check: whether to compare them with those that the run had before.
+  """
+  settings.fill_in_flags(spec, level_names)
+  config = settings.own_settings()
+  if check:
+    checkpoint.check_settings(
+      FLAGS.logdir, config, FLAGS.allow_changed_settings
+    )
+  return config
+
+
+def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
+  """Trains with actors in other processes."""
+  server = distributed.start_server(cluster)
+  # Only to see what they are like.
+  with contextlib.closing(settings.make_envs(level_names, True, 1)) as envs:
+    spec, about_envs = envs.spec, envs.settings()
+  distributed.wait_for_learners(cluster, FLAGS.connect_timeout_secs)
+  with tf.Graph().as_default():
+    config = prepare(spec, level_names, cluster.task == 0)
+    training = training_lib.build_distributed(
+      cluster,
+      server,
+      spec,
+      lambda name: settings.make_agent(name, spec),
+      settings.make_hyperparameters(),
+      FLAGS.queue_capacity,
+      FLAGS.seed,
+      json.dumps(settings.agreed_settings(spec, level_names)),
+    )
+    about = {'actors': distributed.describe_actors(cluster)} | about_envs
+    with training.session:
+      if cluster.task == 0:
+        run_training(training, spec, level_names, config, about)
+      else:
+        assist(training)
+
+
+def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
+  """Plays for a learner in another process."""
+  link.hide_gpus()
+  envs = settings.make_envs(
+    level_names, True, FLAGS.envs_per_actor, cluster.task
+  )
+  with contextlib.closing(envs), tf.Graph().as_default():
+    settings.fill_in_flags(envs.spec, level_names)
+    link.play(
+      cluster,
+      envs,
+      level_names,
+      settings.make_agent('agent', envs.spec),
+      settings.agreed_settings(envs.spec, level_names),
+      FLAGS.connect_timeout_secs,
+    )
 
 
 def run_training(
-  training: Training,
-  envs: environments.Environments,
+  training: training_lib.Training,
+  spec: environments.EnvironmentSpec,
   level_names: Sequence[str],
   config: Mapping[str, Any],
+  about_envs: Mapping[str, Any],
 ) -> None:
-  """Restores, trains, logs and saves."""
+  """Restores, trains, logs and saves.
+
+  Args:
+    training: to be run.
+    spec: of the environments.
+    level_names: by level index.
+    config: the settings of the run.
+    about_envs: what is told of the environments when the run starts.
+  """
   session, learner = training.session, training.learner
   checkpoints = checkpoint.Checkpoints(FLAGS.logdir, learner.variables)
   checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
   metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), config)
-  print(describe_run(envs, level_names, learner, first_frame), flush=True)
-  warn_of_levels_left_out(level_names, envs.level_names)
+  print(describe_run(about_envs, level_names, learner, first_frame), flush=True)
+  warn_of_levels_left_out(level_names)
   monitor = monitor_lib.Monitor(
     FLAGS.logdir,
     level_names,
-    envs.spec.frames_per_step,
+    spec.frames_per_step,
     first_frame,
     FLAGS.total_environment_frames,
     FLAGS.queue_capacity,
   )
   session.graph.finalize()
-  workers = workers_lib.Workers(lambda: session.run(training.close_queue))
+  workers = workers_lib.Workers(training.close_queue)
   saved = time.monotonic()
 
   def on_update(result):
@@ -160,9 +192,9 @@ def run_training(
       saved = time.monotonic()
 
   with workers_lib.stop_on_signals(workers.stop):
-    workers.start(lambda: training.actor.run(session, workers.should_stop))
+    training.start_actors(workers)
     workers.start(lambda: learner.run(session, on_update, workers.should_stop))
-    supervise(workers, monitor, lambda: session.run(training.queue_size))
+    supervise(workers, monitor, training.queue_size)
     workers.join()
     if isinstance(workers.failure, tf.errors.InvalidArgumentError):
       raise ArithmeticError(describe_numerics(workers.failure, monitor))
@@ -171,11 +203,28 @@ def run_training(
     # The monitor may lack an update: its step was cut after the weights moved.
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
-  if workers.failure:
-    raise workers.failure
+    training.linger()
+  training_lib.raise_failure(workers.failure)
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run is not saved')
   print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
+
+
+def assist(training: training_lib.Training) -> None:
+  """Trains beside the first learner, which restores, logs and saves."""
+  learner = training.learner
+  workers = workers_lib.Workers(training.close_queue)
+  with workers_lib.stop_on_signals(workers.stop):
+    training.start_actors(workers)
+    workers.start(
+      lambda: learner.run(training.session, lambda _: None, workers.should_stop)
+    )
+    while not workers.wait(0.5):
+      pass
+    workers.join()
+    training.linger()
+  training_lib.raise_failure(workers.failure)
+  print('This learner has ended.')
 
 
 def supervise(
@@ -204,13 +253,21 @@ def describe_numerics(
   )
 
 
-def describe_run(envs, level_names, learner, first_frame) -> str:
+def describe_envs(envs: environments.Environments) -> dict[str, Any]:
+  """Returns the seeds, the first of them, and what was set in the library."""
+  more = ', ...' if envs.num_envs > 4 else ''
+  return {
+    'seeds': ', '.join(map(str, envs.seeds[:4])) + more,
+    **envs.settings(),
+  }
+
+
+def describe_run(about_envs, level_names, learner, first_frame) -> str:
   """Returns the block that is printed when a run starts."""
   weights = sum(w.shape.num_elements() for w in learner.agent.variables)
   gpus = len(tf.config.list_physical_devices('GPU'))
   cores = environments.count_cores()
   memory = 'with' if FLAGS.use_lstm else 'without'
-  more = ', ...' if envs.num_envs > 4 else ''
   task = FLAGS.level_name
   if len(level_names) > task.count(',') + 1:  # A suite.
     task += f' ({len(level_names)} levels)'
@@ -225,19 +282,14 @@ def describe_run(envs, level_names, learner, first_frame) -> str:
     first_frame=first_frame,
     logdir=FLAGS.logdir,
     checkpoint_dir=os.path.join(FLAGS.logdir, 'checkpoints'),
-    environment_settings={
-      'environments': envs.num_envs,
-      'seeds': ', '.join(map(str, envs.seeds[:4])) + more,
-      **envs.settings(),
-    },
+    environment_settings=about_envs,
   )
 
 
-def warn_of_levels_left_out(
-  level_names: Sequence[str], env_level_names: Sequence[str]
-) -> None:
+def warn_of_levels_left_out(level_names: Sequence[str]) -> None:
   """Warns if there are fewer environments than levels."""
-  left_out = levels.without_environment(level_names, env_level_names)
+  num_envs = FLAGS.num_actors * FLAGS.envs_per_actor
+  left_out = levels.without_environment(level_names, level_names[:num_envs])
   if left_out:
     print(
       f'Warning: {len(left_out)} of {len(level_names)} levels have no '
@@ -245,114 +297,6 @@ def warn_of_levels_left_out(
       f'--num_actors or --envs_per_actor for {", ".join(left_out)}.',
       file=sys.stderr,
     )
-
-
-def test() -> None:
-  """Plays a trained agent and prints and writes its scores."""
-  settings.use_settings_of_run()
-  level_names = levels.parse(FLAGS.level_name, training=False)
-  lab_environments.check_levels(level_names, FLAGS.dataset_path)
-  with contextlib.closing(
-    settings.make_envs(level_names[:1], False, 1)
-  ) as envs:
-    spec = envs.spec
-  with tf.Graph().as_default():
-    tf1.set_random_seed(FLAGS.seed)
-    policy = actor_lib.Policy(settings.make_agent('agent', spec), spec)
-    frames = tf1.get_variable(
-      'num_environment_frames', [], tf.int64, use_resource=True
-    )
-    variables = [frames, *policy.agent.variables]
-    with tf1.Session() as session:
-      path = checkpoint.Checkpoints(FLAGS.logdir, variables).restore(session)
-      if path is None:
-        raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
-      print(f'Playing {path}', flush=True)
-      about = settings.own_settings() | {
-        'checkpoint': path,
-        'num_environment_frames': int(session.run(frames)),
-      }
-      scores = play(level_names, policy.bind(session), policy.agent, about)
-  report_scores(level_names, scores, about)
-  if FLAGS.video:
-    film(scores)
-
-
-def play(
-  level_names: Sequence[str],
-  act: Callable,
-  agent: networks.Agent,
-  about: Mapping[str, Any],
-) -> dict[str, evaluation.LevelScore]:
-  """Plays all levels, as many at one time as cores allow.
-
-  Args:
-    level_names: what to play.
-    act: see `actor.Policy.bind`.
-    agent: see `evaluation.evaluate`.
-    about: what the scores depend on. If all is as it was when an evaluation was
-      stopped, this one goes on from there.
-  """
-  progress = evaluation.Progress(
-    os.path.join(FLAGS.logdir, 'test_progress.json'), about
-  )
-  if progress.scores:
-    print(f'{len(progress.scores)} levels were played before.')
-  num_episodes = FLAGS.test_num_episodes
-  left = [name for name in level_names if name not in progress.scores]
-  most = min(
-    FLAGS.num_actors * FLAGS.envs_per_actor, 4 * environments.count_cores()
-  )
-  total = num_episodes * len(level_names)
-  for group, num_envs in evaluation.share_out(left, num_episodes, most):
-    played = num_episodes * len(progress.scores)
-
-    def show(done, of, played=played, name=group[-1]):
-      # A line for each tenth of these levels.
-      if done * 10 // of > (done - 1) * 10 // of:
-        print(f'  {played + done} / {total} episodes, {name}', flush=True)
-
-    with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
-      progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
-  progress.finish()
-  return {name: progress.scores[name] for name in level_names}
-
-
-def report_scores(
-  level_names: Sequence[str],
-  scores: Mapping[str, evaluation.LevelScore],
-  about: Mapping[str, Any],
-) -> None:
-  """Prints the scores, those of a suite too, and writes `test.json`."""
-  suite = levels.find_suite(level_names)
-  print(evaluation.table(scores, suite and suite.normalize))
-  suite_scores = levels.suite_scores(
-    level_names, {name: score.returns for name, score in scores.items()}, 'test'
-  )
-  for name, value in suite_scores.items():
-    print(f'{name} {value:.1f} %')
-  result = os.path.join(FLAGS.logdir, 'test.json')
-  evaluation.write(result, scores, about, suite_scores)
-  print(f'Written to {result}')
-
-
-def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
-  """Films an episode of each level into the folder `--video`."""
-  os.makedirs(FLAGS.video, exist_ok=True)
-  for name, score in scores.items():
-    file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
-    path = os.path.join(FLAGS.video, file_name)
-    seed, actions, episode_return = score.recording
-    video.film(
-      name,
-      seed,
-      actions,
-      path,
-      episode_return,
-      settings.atari_settings(),
-      settings.lab_settings(),
-    )
-    print(f'Filmed an episode with return {episode_return:g}: {path}')
 
 
 def main(argv):
@@ -365,11 +309,12 @@ def main(argv):
     name = FLAGS.level_name.replace('/', '_')[:100]
     FLAGS.logdir = os.path.join('runs', name)
   try:
-    train() if FLAGS.mode == 'train' else test()
+    train() if FLAGS.mode == 'train' else testing.test()
   except (
     ArithmeticError,
     ValueError,
     checkpoint.CheckpointError,
+    distributed.LearnerLost,
     py_process.EnvironmentFailed,
   ) as error:
     sys.exit(f'Error: {error}')

@@ -14,6 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 
 import actor
+import collectives
 import environments
 import networks
 import popart
@@ -255,6 +256,7 @@ class Learner:
     specs: actor.ActorOutput,
     frames_per_step: int,
     hyperparameters: Hyperparameters,
+    group: collectives.Group | None = None,
   ):
     """Builds the ops.
 
@@ -264,8 +266,10 @@ class Learner:
       specs: the shape and dtype of one unroll.
       frames_per_step: environment frames of one agent step.
       hyperparameters: of the update.
+      group: the learners that update together; None for this one alone.
     """
     self.agent = agent
+    self._group = group or collectives.Group()
     self._hyperparameters = hyperparameters
     self.num_environment_frames = _make_counter('num_environment_frames')
     self.num_updates = _make_counter('num_updates')
@@ -279,6 +283,9 @@ class Learner:
       )
       self._stage = area.put(tensors)
       batch = tf.nest.pack_sequence_as(specs, area.get())
+      # Where the area is full, it would keep a thread that others may need.
+      with tf.control_dependencies([batch.level_index]):
+        self._stage_next = area.put(tensors)
     batch = actor.stack_frames(batch)
 
     self._popart = statistics = None
@@ -291,6 +298,7 @@ class Learner:
     lag = self.num_updates.read_value() - batch.policy_update
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
+    self._begin = self._group.copy_first(self.variables)
     lag = tf.reduce_mean(tf.cast(lag, tf.float32))
     scalars |= more | {'policy_lag': lag}
     with tf.control_dependencies([update]):
@@ -305,8 +313,9 @@ class Learner:
   def _build_update(self, loss, frames_per_step, statistics):
     """Returns the update op and its scalars; nothing moves if not finite."""
     hyperparameters = self._hyperparameters
+    check_numerics = tf.debugging.check_numerics
     weights = self.agent.trainable_variables
-    gradients = tf.gradients(loss, weights)
+    gradients = self._group.sum(tf.gradients(loss, weights))
     if self._popart:
       gradients = self._popart.rescale_gradients(gradients, weights, statistics)
     norm = tf.linalg.global_norm(gradients)
@@ -326,21 +335,16 @@ class Learner:
       hyperparameters.epsilon,
     )
     # One after the other: where both fail, the loss says more.
-    with tf.control_dependencies(
-      [tf.debugging.check_numerics(loss, 'the loss')]
-    ):
-      checked = tf.debugging.check_numerics(norm, 'the gradient')
+    with tf.control_dependencies([check_numerics(loss, 'the loss')]):
+      checked = check_numerics(norm, 'the gradient')
     ready = [checked, learning_rate]
     if self._popart:
       with tf.control_dependencies(ready):
         ready = [self._popart.apply(statistics)]
     with tf.control_dependencies(ready):
       train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
-    frames = (
-      hyperparameters.batch_size
-      * hyperparameters.unroll_length
-      * frames_per_step
-    )
+    steps = hyperparameters.batch_size * hyperparameters.unroll_length
+    frames = steps * frames_per_step * self._group.size
     with tf.control_dependencies([train]):
       update = tf.group(
         self.num_environment_frames.assign_add(frames),
@@ -374,6 +378,7 @@ class Learner:
       tf.errors.OpError: the queue was closed.
     """
     total = self._hyperparameters.total_environment_frames
+    session.run(self._begin)
     frames = session.run(self.num_environment_frames)
     if frames >= total or should_stop():
       return
@@ -382,7 +387,7 @@ class Learner:
     # threads only costs.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     step = session.make_callable(
-      (self._result, self._stage), accept_options=True
+      (self._result, self._stage_next), accept_options=True
     )
     while frames < total and not should_stop():
       result, _ = step(options=options)
@@ -392,9 +397,5 @@ class Learner:
 
 def _make_counter(name):
   return tf1.get_variable(
-    name,
-    initializer=np.int64(0),
-    dtype=tf.int64,
-    trainable=False,
-    use_resource=True,
+    name, initializer=np.int64(0), trainable=False, use_resource=True
   )

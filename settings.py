@@ -1,10 +1,12 @@
 """The flags of `experiment.py`, and what is made from their values.
 
-No other module reads flags: all get values.
+Only `experiment` and `testing` read flags too: all others get values.
 """
 
 from collections.abc import Sequence
+import dataclasses
 import math
+import os
 import sys
 from typing import Any
 
@@ -13,6 +15,7 @@ import numpy as np
 
 import atari_environments
 import checkpoint
+import distributed
 import environments
 import lab_environments
 import learner
@@ -43,8 +46,31 @@ flags.DEFINE_integer(
   'Environment frames (agent steps times action repeats) to train for.',
   lower_bound=1,
 )
+flags.DEFINE_enum(
+  'job_name',
+  'local',
+  distributed.JOB_NAMES,
+  'What this process does: all (local), learn, or act. See "More than one '
+  'machine" in the README.',
+)
 flags.DEFINE_integer(
-  'num_actors', 2, 'Actors; locally they act as one batch.', lower_bound=1
+  'task', 0, 'Its number among the learners or actors.', lower_bound=0
+)
+flags.DEFINE_list(
+  'learner_hosts', [], 'host:port of each learner, the same everywhere.'
+)
+flags.DEFINE_integer(
+  'connect_timeout_secs',
+  300,
+  'Seconds an actor does without its learner before it ends.',
+  lower_bound=1,
+)
+
+flags.DEFINE_integer(
+  'num_actors',
+  2,
+  'Actors, of all machines; locally they act as one batch.',
+  lower_bound=1,
 )
 flags.DEFINE_integer(
   'envs_per_actor', 16, 'Environments of each actor.', lower_bound=1
@@ -202,15 +228,77 @@ def use_settings_of_run() -> None:
       FLAGS[name].value = settings.get(name, FLAGS[name].value)
 
 
+# What decides about the unrolls: actors and learner have to agree on it.
+_AGREED_FLAGS = (
+  'agent',
+  'full_action_set',
+  'num_actors',
+  'popart',
+  'queue_capacity',
+  'repeat_action_probability',
+  'seed',
+  'unroll_length',
+  'use_lstm',
+)
+
+
+def read_cluster() -> distributed.Cluster:
+  """Reads the cluster from the flags and TF_CONFIG; flags win.
+
+  The flags are set to what it says.
+  """
+  fields = [field.name for field in dataclasses.fields(distributed.Cluster)]
+  text = os.environ.get('TF_CONFIG')
+  is_local = FLAGS['job_name'].present and FLAGS.job_name == 'local'
+  if text and not is_local:
+    for name, value in distributed.parse_tf_config(text).items():
+      if not FLAGS[name].present:
+        FLAGS[name].value = value
+  values = {name: FLAGS[name].value for name in fields}
+  return distributed.Cluster(
+    **values | {'learner_hosts': tuple(FLAGS.learner_hosts)}
+  )
+
+
+def agreed_settings(
+  spec: environments.EnvironmentSpec, level_names: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what a learner and its actors have to agree on, by name."""
+  return {
+    'levels': list(level_names),
+    'frames': f'{spec.frame_dtype} {list(spec.frame_shape)}',
+    'frames_per_step': spec.frames_per_step,
+    'stack': spec.stack,
+    'num_actions': spec.num_actions,
+    'action_meanings': spec.action_meanings,
+    'has_instruction': spec.has_instruction,
+    'num_learners': len(FLAGS.learner_hosts),
+    **{name: FLAGS[name].value for name in _AGREED_FLAGS},
+  }
+
+
 def make_envs(
-  level_names: Sequence[str], training: bool, num_envs: int
+  level_names: Sequence[str],
+  training: bool,
+  num_envs: int,
+  actor: int = 0,
 ) -> environments.Environments:
-  """Makes the environments that the flags ask for."""
+  """Makes the environments that the flags ask for.
+
+  Args:
+    level_names: given to the environments round robin.
+    training: whether the agent learns from them.
+    num_envs: how many.
+    actor: the number of the actor among those of all machines. Its first
+      environment takes the level after that of the actor before.
+  """
+  first = actor * num_envs % len(level_names)
+  level_names = [*level_names[first:], *level_names[:first]]
   return environments.make_environments(
     level_names,
     num_envs,
-    # Not the games that were trained on.
-    FLAGS.seed if training else [FLAGS.seed, 1],
+    # Different ones for each actor; and not the games that were trained on.
+    [FLAGS.seed, 0, actor] if training else [FLAGS.seed, 1],
     training=training,
     atari_settings=atari_settings(),
     lab_settings=lab_settings(),
@@ -272,6 +360,10 @@ def make_hyperparameters() -> learner.Hyperparameters:
 
 
 def own_settings() -> dict[str, Any]:
-  """Returns the flags of this file, value by name."""
+  """Returns the flags of this file, value by name, and `num_learners`."""
   own = FLAGS.get_key_flags_for_module(sys.modules[__name__])
-  return {flag.name: flag.value for flag in own}
+  # Their addresses may change, their number matters.
+  num_learners = len(FLAGS.learner_hosts) or 1
+  return {flag.name: flag.value for flag in own} | {
+    'num_learners': num_learners
+  }

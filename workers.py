@@ -1,4 +1,4 @@
-"""The threads of a local run, and how they end together."""
+"""The threads of a process, and how they end together."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -44,12 +44,12 @@ class Workers:
     """Waits for the end, or for `seconds`; returns whether it has come."""
     return self._stopping.wait(seconds)
 
-  def join(self) -> None:
-    """Ends all threads."""
+  def join(self, timeout_secs: float | None = None) -> None:
+    """Ends all threads; waits for each, or for `timeout_secs`."""
     self.stop()
     self._close_queue()
     for thread in self._threads:
-      thread.join()
+      thread.join(timeout_secs)
 
 
 @contextlib.contextmanager

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 import actor
 import environments
-import experiment
 import learner
 import networks
 from tests import contract
+import training
+import workers
 
 tf1 = tf.compat.v1
 
@@ -123,12 +124,11 @@ class Run:
       refresh = actor.copy_weights(
         self.policy.agent, self.agent, self.num_updates
       )
+      enqueue = actor.make_enqueue(queue, specs)
       self._actor = actor.Actor(
         envs,
         np.arange(envs.num_envs, dtype=np.int32),  # Tells whose unroll it is.
         self.policy,
-        refresh,
-        queue,
         specs,
         T,
       )
@@ -141,10 +141,12 @@ class Run:
       self._close = queue.close(cancel_pending_enqueues=True)
       self.session = tf1.Session()
       self.session.run(tf1.global_variables_initializer())
+      self._refresh = self.session.make_callable(refresh)
+      self._enqueue = self.session.make_callable(*enqueue)
       self.session.graph.finalize()
 
   def play(self, should_stop=lambda: False):
-    self._actor.run(self.session, should_stop)
+    self._actor.run(self.session, self._refresh, self._enqueue, should_stop)
 
   def close_queue(self):
     self.session.run(self._close)
@@ -382,12 +384,12 @@ def _max_abs_log_rho(
     max_gradient_norm=40.0,
     total_environment_frames=10**9,
   )
-  results, errors = [], []
+  results = []
   with (
     contextlib.closing(contract.make(*levels, **kwargs)) as envs,
     tf.Graph().as_default(),
   ):
-    training = experiment.build_training(
+    run = training.build_local(
       envs,
       levels,
       lambda name: networks.Agent(
@@ -398,20 +400,15 @@ def _max_abs_log_rho(
       seed=1,
     )
 
-    def play():
-      try:
-        training.actor.run(training.session, lambda: False)
-      except Exception as error:
-        errors.append(error)
-
-    thread = threading.Thread(target=play)
-    thread.start()
-    training.learner.run(
-      training.session, results.append, lambda: len(results) == num_updates
+    actors = workers.Workers(run.close_queue)
+    run.start_actors(actors)
+    run.learner.run(
+      run.session, results.append, lambda: len(results) == num_updates
     )
-    training.session.run(training.close_queue)
-    thread.join()
-  assert [type(error) for error in errors] == [tf.errors.CancelledError]
+    run.close_queue()
+    assert actors.wait(60.0)
+    actors.join()
+  assert isinstance(actors.failure, tf.errors.CancelledError)
   # Without an end of an episode, half of what can go wrong could not.
   ends = sum(result.info.episode_done[1:].sum() for result in results)
   assert ends or torso != 'vector'

@@ -20,12 +20,13 @@ class Program:
     out: all that it has printed; `err` likewise.
   """
 
-  def __init__(self, folder, **settings):
+  def __init__(self, folder, variables=None, **settings):
     """Starts it.
 
     Args:
       folder: for its output and its temporary files; need not exist.
-      **settings: flags, over those of a tiny run.
+      variables: environment variables, by name.
+      **settings: flags, over those of a tiny run; None leaves one out.
     """
     settings = {
       'num_actors': 1,
@@ -40,6 +41,7 @@ class Program:
     self._token = f'PROGRAM_TOKEN={uuid.uuid4()}'
     name, value = self._token.split('=')
     environ = {name: value, 'TMPDIR': str(self._temporary)}
+    environ |= variables or {}
     with (
       open(self._folder / 'out', 'w') as out,
       open(self._folder / 'err', 'w') as err,
@@ -48,7 +50,7 @@ class Program:
         [
           sys.executable,
           'experiment.py',
-          *(f'--{name}={value}' for name, value in settings.items()),
+          *(f'--{k}={v}' for k, v in settings.items() if v is not None),
         ],
         cwd=ROOT,
         stdout=out,

@@ -1,0 +1,358 @@
+"""All that knows there is more than one process.
+
+A learner runs a TensorFlow server, which holds its queue and its weights.
+Actors are clients of it: they open no port, play with weights of their own in a
+session of their own, fetch new ones and send unrolls. A learner needs no list
+of its actors' addresses, and either side can come first, go and come back.
+
+What they tell each other beside that is on the `Board`. The actor's side is in
+`link.py`.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import ipaddress
+import json
+import socket
+import time
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+tf1 = tf.compat.v1
+
+JOB_NAMES = ('local', 'learner', 'actor')
+# A place whose actor was silent for so long may be taken by another.
+SILENCE_SECS = 10.0
+
+# Kubeflow's names for what does the same.
+_TF_CONFIG_JOBS = {
+  'actor': 'actor',
+  'chief': 'learner',
+  'learner': 'learner',
+  'master': 'learner',
+  'worker': 'actor',
+}
+_LINGER_SECS = 15.0
+_CONNECT_SECS = 5.0
+
+
+class LearnerLost(Exception):  # noqa: N818 (says it better)
+  """A learner is away for too long, or for good; the message says which."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+  """The processes of a run, and which of them this one is.
+
+  Attributes:
+    job_name: 'local', 'learner' or 'actor'.
+    task: this process's number among those of its job.
+    learner_hosts: 'host:port' of each learner; none locally.
+    num_actors: of all learners together.
+  """
+
+  job_name: str
+  task: int
+  learner_hosts: tuple[str, ...]
+  num_actors: int
+
+  def __post_init__(self):
+    """Checks.
+
+    Raises:
+      ValueError: the parts do not fit together.
+    """
+    if self.job_name == 'local':
+      return
+    if not self.learner_hosts:
+      raise ValueError(
+        f'--job_name={self.job_name} needs --learner_hosts=host:port.'
+      )
+    for host in self.learner_hosts:
+      _split(host)
+    if len(set(self.learner_hosts)) < len(self.learner_hosts):
+      raise ValueError(
+        f'--learner_hosts names one twice: {",".join(self.learner_hosts)}.'
+      )
+    num_learners = len(self.learner_hosts)
+    if self.num_actors < num_learners:
+      raise ValueError(
+        f'--num_actors={self.num_actors} leaves some of the {num_learners} '
+        'learners without an actor.'
+      )
+    count = self.num_actors if self.job_name == 'actor' else num_learners
+    if not 0 <= self.task < count:
+      raise ValueError(
+        f'task {self.task} is outside 0..{count - 1}: there are {count} '
+        f'{self.job_name}s.'
+      )
+
+  @property
+  def learner_task(self) -> int:
+    """The number of this learner, or of the one that this actor plays for."""
+    if self.job_name == 'actor':
+      return self.task % len(self.learner_hosts)
+    return self.task
+
+  @property
+  def learner_host(self) -> str:
+    """Its 'host:port'."""
+    return self.learner_hosts[self.learner_task]
+
+  @property
+  def learner_device(self) -> str:
+    """Its processor, where queue and variables are."""
+    return f'/job:learner/task:{self.learner_task}/cpu:0'
+
+
+def parse_tf_config(text: str) -> dict[str, Any]:
+  """Reads what the variable TF_CONFIG says.
+
+  Args:
+    text: JSON, `{"cluster": {<job>: [<host:port>, ...]}, "task": {"type":
+      <job>, "index": <n>}}`. A job is learner (chief and master mean the same)
+      or actor (worker).
+
+  Returns:
+    `Cluster`'s arguments by name.
+
+  Raises:
+    ValueError: it is not of this form.
+  """
+  try:
+    config = json.loads(text)
+    hosts = {job: list(config['cluster'][job]) for job in config['cluster']}
+    job, task = config['task']['type'], int(config['task']['index'])
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise ValueError(
+      'TF_CONFIG is not {"cluster": {"learner": ["host:port"], "actor": [...]},'
+      f' "task": {{"type": "actor", "index": 0}}}}: {text!r}'
+    ) from error
+  by_job = {}
+  for name in [*hosts, job]:
+    if name not in _TF_CONFIG_JOBS:
+      raise ValueError(
+        f'TF_CONFIG has a job {name!r}: there are learner (also chief, master)'
+        ' and actor (also worker).'
+      )
+  for name in hosts:
+    if _TF_CONFIG_JOBS[name] in by_job:
+      raise ValueError(
+        f'TF_CONFIG names the {_TF_CONFIG_JOBS[name]}s twice: '
+        f'{", ".join(hosts)}.'
+      )
+    by_job[_TF_CONFIG_JOBS[name]] = hosts[name]
+  return {
+    'job_name': _TF_CONFIG_JOBS[job],
+    'task': task,
+    'learner_hosts': tuple(by_job.get('learner', ())),
+    'num_actors': len(by_job.get('actor', ())),
+  }
+
+
+def start_server(cluster: Cluster) -> tf.distribute.Server:
+  """Starts this learner's server, which listens on its port.
+
+  Raises:
+    ValueError: the port is taken.
+  """
+  check_port(cluster.learner_host)
+  if not all(is_loopback(host) for host in cluster.learner_hosts):
+    print(
+      f'The port of {cluster.learner_host} is open on all network interfaces, '
+      'without password or encryption: whoever reaches it can run any program '
+      'here. Keep it on a private network.',
+      flush=True,
+    )
+  return tf.distribute.Server(
+    tf.train.ClusterSpec({'learner': cluster.learner_hosts}),
+    job_name='learner',
+    task_index=cluster.task,
+    config=config(cluster),
+  )
+
+
+def check_port(host: str) -> None:
+  """Checks that the port of 'host:port' is free on this machine.
+
+  TensorFlow's server would share it with another process that has it.
+
+  Raises:
+    ValueError: it is taken.
+  """
+  with socket.socket() as probe:
+    # What is left of closed connections is in nobody's way.
+    probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+      probe.bind(('', _split(host)[1]))
+    except OSError as error:
+      raise ValueError(
+        f'cannot listen at {host}: {error.strerror}. Is another learner '
+        'running? If not, choose another port in --learner_hosts.'
+      ) from error
+
+
+def is_loopback(host: str) -> bool:
+  """Returns whether 'host:port' is this machine by its own name for itself."""
+  name, _ = _split(host)
+  try:
+    return ipaddress.ip_address(name).is_loopback
+  except ValueError:
+    return name == 'localhost'
+
+
+def can_connect(host: str) -> str | None:
+  """Returns why 'host:port' cannot be reached, None if it can."""
+  try:
+    socket.create_connection(_split(host), _CONNECT_SECS).close()
+  except OSError as error:
+    return error.strerror or str(error)
+  return None
+
+
+def _split(host: str) -> tuple[str, int]:
+  name, _, port = host.rpartition(':')
+  if not name or not port.isdecimal() or not 0 < int(port) < 65536:
+    raise ValueError(f'{host!r} in --learner_hosts is not host:port.')
+  return name.strip('[]'), int(port)
+
+
+@contextlib.contextmanager
+def on_learner(cluster: Cluster) -> Iterator[None]:
+  """Places ops on this learner, variables on its processor."""
+
+  def place(op):
+    # Where actors look for them.
+    return cluster.learner_device if op.type == 'VarHandleOp' else ''
+
+  with (
+    tf1.device(f'/job:learner/task:{cluster.learner_task}'),
+    tf1.device(place),
+  ):
+    yield
+
+
+def config(cluster: Cluster) -> tf1.ConfigProto | None:
+  """Returns how a learner's server and session have to be set up."""
+  if len(cluster.learner_hosts) == 1:
+    return None
+  result = tf1.ConfigProto()
+  result.experimental.collective_group_leader = '/job:learner/replica:0/task:0'
+  return result
+
+
+def wait_for_learners(cluster: Cluster, timeout_secs: float) -> None:
+  """Waits until all learners have started.
+
+  Raises:
+    LearnerLost: one has not, for `timeout_secs`.
+  """
+  deadline = time.monotonic() + timeout_secs
+  for host in cluster.learner_hosts:
+    is_told = False
+    while problem := can_connect(host):
+      if time.monotonic() >= deadline:
+        raise LearnerLost(
+          f'no learner at {host} for {timeout_secs:g} s '
+          f'(--connect_timeout_secs): {problem}'
+        )
+      if not is_told:
+        print(f'Waiting for the learner at {host}: {problem}', flush=True)
+        is_told = True
+      time.sleep(1.0)
+
+
+def describe_actors(cluster: Cluster) -> str:
+  """Says how many actors a learner waits for, and where."""
+  if len(cluster.learner_hosts) == 1:
+    return f'{cluster.num_actors}, for {cluster.learner_host}'
+  return (
+    f'{cluster.num_actors}, for {len(cluster.learner_hosts)} learners: '
+    f'{", ".join(cluster.learner_hosts)}'
+  )
+
+
+class Board:
+  """What a learner and its actors tell each other, on the learner.
+
+  Both build it in their graphs; its variables are the same by name. Until the
+  learner has opened it, all reads fail with `FailedPreconditionError`.
+  """
+
+  def __init__(self, num_actors: int):
+    """Builds the variables in the current graph, on the current device."""
+    # For each place: the token of the process that plays there, 0 if none, and
+    # when it was last heard of. The time is the learner's.
+    self._tokens = _make_variable('tokens', np.zeros([num_actors], np.int64))
+    self._heard = _make_variable('heard', np.zeros([num_actors], np.float64))
+    self._is_over = _make_variable('is_over', np.bool_(False))
+    self._settings = _make_variable('settings', '')
+    self._text = tf1.placeholder(tf.string, [])
+
+    self.settings = self._settings.read_value()
+    with tf.control_dependencies(
+      [v.initializer for v in (self._tokens, self._heard, self._is_over)]
+    ):
+      # Last: who can read them can read all.
+      self._open = self._settings.assign(self._text).op
+    self._end = self._is_over.assign(True).op
+    # In a graph, == and != compare Python objects.
+    is_playing = tf.not_equal(self._tokens, 0) & self._is_fresh(self._heard)
+    self._num_playing = tf.math.count_nonzero(is_playing)
+
+  def _is_fresh(self, heard):
+    return heard > tf.timestamp() - SILENCE_SECS
+
+  def make_ping(self, task: int, token: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Makes the ops by which an actor takes its place and keeps it.
+
+    Args:
+      task: the place.
+      token: int64, not 0: the actor's own.
+
+    Returns:
+      int64 [], the token of whoever has the place now; and bool [], whether the
+      run is over.
+    """
+    holder = self._tokens.read_value()[task]
+    heard = self._heard.read_value()[task]
+    is_free = tf.equal(holder, 0) | ~self._is_fresh(heard)
+    is_mine = tf.equal(holder, token) | is_free
+    holder = tf.where(is_mine, tf.constant(token, tf.int64), holder)
+    heard = tf.where(is_mine, tf.timestamp(), heard)
+    with tf.control_dependencies(
+      [self._tokens[task].assign(holder), self._heard[task].assign(heard)]
+    ):
+      return tf.identity(holder), self._is_over.read_value()
+
+  def make_leave(self, task: int) -> tf.Operation:
+    """Makes the op by which the actor that has a place leaves it."""
+    return self._tokens[task].assign(tf.constant(0, tf.int64)).op
+
+  def open(self, session: tf1.Session, settings: str) -> None:
+    """Lets actors join; `settings` is what they have to agree with."""
+    session.run(self._open, {self._text: settings})
+
+  def end(self, session: tf1.Session) -> None:
+    """Tells actors that the run is over."""
+    session.run(self._end)
+
+  def linger(self, session: tf1.Session) -> None:
+    """Waits until all actors have left, or for 15 s."""
+    deadline = time.monotonic() + _LINGER_SECS
+    while session.run(self._num_playing) and time.monotonic() < deadline:
+      time.sleep(0.1)
+
+
+def _make_variable(name, value):
+  # In no collection: neither a checkpoint's nor initialised with the others.
+  return tf1.get_variable(
+    f'board/{name}',
+    initializer=value,
+    trainable=False,
+    collections=[],
+    use_resource=True,
+  )

@@ -1,0 +1,344 @@
+"""An actor's connection to its learner, which may go and come back."""
+
+from collections.abc import Callable, Mapping, Sequence
+import json
+import os
+import secrets
+import time
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import actor as actor_lib
+import distributed
+import environments
+import networks
+import workers as workers_lib
+
+tf1 = tf.compat.v1
+
+# An answer to anything but an enqueue takes no longer.
+_ANSWER_SECS = 10.0
+# A full queue makes an actor wait as long as the learner pleases.
+_NO_LIMIT = tf1.RunOptions(timeout_in_ms=24 * 60 * 60 * 1000)
+# How long another process may have the place: longer than one that has died.
+_PLACE_SECS = distributed.SILENCE_SECS + 5.0
+# Said again so often.
+_NOTICE_SECS = 10.0
+# From one look at the learner to the next.
+_LOOK_SECS = 2.0
+# What a thread is given to end.
+_END_SECS = 10.0
+
+# What happens to calls when a learner dies, restarts, closes its queue before
+# it ends, or cannot be reached.
+_LOST = (
+  tf.errors.AbortedError,
+  tf.errors.CancelledError,
+  tf.errors.DeadlineExceededError,
+  tf.errors.FailedPreconditionError,
+  tf.errors.NotFoundError,
+  tf.errors.UnavailableError,
+)
+
+
+class Stopped(Exception):  # noqa: N818 (says it better)
+  """The actor was told to stop while it waited for the learner."""
+
+
+class _Calls(NamedTuple):
+  """What a session with the learner can be asked."""
+
+  session: tf1.Session
+  settings: Callable
+  ping: Callable
+  leave: Callable
+  weights: Callable
+  enqueue: Callable
+
+
+class Link:
+  """A connection that outlives the learner's restarts.
+
+  One thread calls `look` all the while. Only what it finds out counts: whether
+  the learner is there, whether this actor may play, whether the run is over.
+  The other thread, which plays, calls `read_weights` and `enqueue`, and waits
+  in them while the learner is away.
+  """
+
+  def __init__(
+    self,
+    cluster: distributed.Cluster,
+    specs: actor_lib.ActorOutput,
+    queue_capacity: int,
+    weights: Sequence[tf.Variable],
+    settings: Mapping[str, Any],
+    timeout_secs: float,
+    should_stop: Callable[[], bool],
+  ):
+    """Builds the graph; does not connect yet.
+
+    Args:
+      cluster: says which actor this is.
+      specs: `actor.unroll_specs`.
+      queue_capacity: in unrolls; the learner's.
+      weights: the policy's own, named as the learner's are.
+      settings: what learner and actor have to agree on, by name.
+      timeout_secs: how long the learner may be away.
+      should_stop: whether to give up waiting.
+    """
+    self._cluster = cluster
+    self._settings = json.loads(json.dumps(settings))
+    self._timeout_secs = timeout_secs
+    self._should_stop = should_stop
+    self._token = secrets.randbits(62) + 1
+    self._candidate: _Calls | None = None  # Not yet, or no longer, used.
+    self._calls: _Calls | None = None
+    self._heard = time.monotonic()
+    self._next_notice = self._heard
+    self._refused_since: float | None = None
+
+    self._graph = tf.Graph()
+    with self._graph.as_default(), tf1.device(cluster.learner_device):
+      board = distributed.Board(cluster.num_actors)
+      self._read_settings = board.settings
+      self._ping = board.make_ping(cluster.task, self._token)
+      self._leave = board.make_leave(cluster.task)
+      queue = actor_lib.make_queue(specs, queue_capacity)
+      self._enqueue = actor_lib.make_enqueue(queue, specs)
+      num_updates = tf1.get_variable(
+        'num_updates', [], tf.int64, use_resource=True
+      ).read_value()
+      with tf.control_dependencies([num_updates]):
+        self._weights = [
+          tf1.get_variable(
+            weight.op.name, weight.shape, weight.dtype, use_resource=True
+          ).read_value()
+          for weight in weights
+        ]
+      self._weights.append(num_updates)
+    self._graph.finalize()
+
+  def look(self) -> bool:
+    """Sees after the connection, and makes a new one if it is lost.
+
+    Returns:
+      Whether the run is over.
+
+    Raises:
+      distributed.LearnerLost: nothing was heard of it for `timeout_secs`.
+      ValueError: the learner has other settings, or another process plays in
+        this actor's place.
+    """
+    try:
+      problem, is_over = self._look()
+    except tf.errors.DeadlineExceededError:
+      # The session may still be good, and to close it could take for ever.
+      problem, is_over = 'it does not answer', False
+    except _LOST as error:
+      self._calls = self._candidate = None
+      problem, is_over = f'not ready ({type(error).__name__})', False
+    if problem:
+      self._wait_on(problem)
+    return is_over
+
+  def _look(self):
+    if self._candidate is None:
+      problem = distributed.can_connect(self._address)
+      if problem:
+        return problem, False
+      self._candidate = self._connect()
+    calls = self._candidate
+    if self._calls is None:
+      self._compare(calls.settings())
+    holder, is_over = calls.ping()
+    self._heard = time.monotonic()
+    if holder != self._token:
+      self._calls = None
+      return self._wait_for_place(), False
+    self._refused_since = None
+    if self._calls is None:
+      print(f'Playing for the learner at {self._address}.', flush=True)
+    self._calls = calls
+    return None, bool(is_over)
+
+  @property
+  def _address(self):
+    return self._cluster.learner_host
+
+  def _connect(self):
+    config = tf1.ConfigProto(
+      device_filters=[f'/job:learner/task:{self._cluster.learner_task}'],
+      operation_timeout_in_ms=int(_ANSWER_SECS * 1000),
+    )
+    session = tf1.Session(f'grpc://{self._address}', self._graph, config)
+    enqueue, feeds = self._enqueue
+    return _Calls(
+      session=session,
+      settings=session.make_callable(self._read_settings),
+      ping=session.make_callable(self._ping),
+      leave=session.make_callable(self._leave),
+      weights=session.make_callable(self._weights),
+      enqueue=session.make_callable(enqueue, feeds, accept_options=True),
+    )
+
+  def _compare(self, text):
+    theirs = json.loads(text)
+    task, num_actors = self._cluster.task, theirs['num_actors']
+    if task >= num_actors:
+      raise ValueError(
+        f'task {task} is outside 0..{num_actors - 1}: the learner at '
+        f'{self._address} has --num_actors={num_actors}.'
+      )
+    differences = [
+      f'{name} is {mine!r} here and {theirs.get(name)!r} there'
+      for name, mine in self._settings.items()
+      if mine != theirs.get(name)
+    ]
+    if differences:
+      raise ValueError(
+        f'the learner at {self._address} has other settings: '
+        f'{"; ".join(differences)}.'
+      )
+
+  def _wait_for_place(self):
+    now = time.monotonic()
+    self._refused_since = self._refused_since or now
+    task = self._cluster.task
+    if now - self._refused_since > _PLACE_SECS:
+      raise ValueError(
+        f'another process plays as actor {task}: give each its own --task.'
+      )
+    return f'actor {task} has been heard of just now; does it still play?'
+
+  def _wait_on(self, problem):
+    now = time.monotonic()
+    if now - self._heard >= self._timeout_secs:
+      raise distributed.LearnerLost(
+        f'no learner at {self._address} for {self._timeout_secs:g} s '
+        f'(--connect_timeout_secs): {problem}'
+      )
+    if now >= self._next_notice:
+      print(
+        f'Waiting for the learner at {self._address}: {problem}', flush=True
+      )
+      self._next_notice = now + _NOTICE_SECS
+
+  def read_weights(self) -> tuple[int, list[np.ndarray]]:
+    """Reads the learner's weights.
+
+    Returns:
+      The number of updates behind them, at least; and the weights, in the order
+      of `weights`.
+
+    Raises:
+      Stopped: see the class.
+    """
+    *weights, num_updates = self._ask(lambda calls: calls.weights())
+    return num_updates, weights
+
+  def enqueue(self, *unrolls: np.ndarray) -> None:
+    """Sends n unrolls, a flat `actor.ActorOutput` of arrays [n, ...].
+
+    Raises:
+      Stopped: see the class.
+    """
+    self._ask(lambda calls: calls.enqueue(*unrolls, options=_NO_LIMIT))
+
+  def _ask(self, ask):
+    while not self._should_stop():
+      calls = self._calls
+      if calls is not None:
+        try:
+          return ask(calls)
+        except _LOST:
+          pass  # `look` finds out what it means.
+      time.sleep(0.2)
+    raise Stopped
+
+  def leave(self) -> None:
+    """Gives the place back, and ends an `enqueue` that waits."""
+    calls, self._calls = self._calls, None
+    if calls is None:
+      return
+    try:
+      calls.leave()
+      calls.session.close()
+    except _LOST:
+      pass  # Then the learner will miss it.
+
+
+def hide_gpus() -> None:
+  """Leaves all GPUs to the learner; before TensorFlow looks for them."""
+  os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
+
+
+def play(
+  cluster: distributed.Cluster,
+  envs: environments.Environments,
+  level_names: Sequence[str],
+  agent: networks.Agent,
+  settings: Mapping[str, Any],
+  timeout_secs: float,
+) -> None:
+  """Plays for the learner until the run is over, or a signal ends it.
+
+  Args:
+    cluster: says which actor this is.
+    envs: what to play.
+    level_names: of the run, by level index.
+    agent: not yet called, named as the learner's.
+    settings: what learner and actor have to agree on, by name.
+    timeout_secs: how long the learner may be away.
+
+  Raises:
+    distributed.LearnerLost: it was away for longer.
+    ValueError: see `Link.look`.
+    py_process.EnvironmentFailed: an environment failed.
+  """
+  # Each actor draws actions of its own.
+  seed = np.random.SeedSequence([settings['seed'], cluster.task])
+  tf1.set_random_seed(int(seed.generate_state(1)[0] >> 1))
+  policy = actor_lib.Policy(agent, envs.spec)
+  unroll_length = settings['unroll_length']
+  specs = actor_lib.unroll_specs(agent, envs.spec, unroll_length)
+  level_indices = [level_names.index(name) for name in envs.level_names]
+  actor = actor_lib.Actor(
+    envs, np.array(level_indices, np.int32), policy, specs, unroll_length
+  )
+  feeds = [tf1.placeholder(w.dtype, w.shape) for w in agent.variables]
+  load = tf.group(
+    *(w.assign(feed) for w, feed in zip(agent.variables, feeds, strict=True))
+  )
+  with tf1.Session() as session:
+    load = session.make_callable(load, feeds)
+    session.graph.finalize()
+    workers = workers_lib.Workers(lambda: link.leave())
+    link = Link(
+      cluster,
+      specs,
+      settings['queue_capacity'],
+      agent.variables,
+      settings,
+      timeout_secs,
+      workers.should_stop,
+    )
+
+    def refresh():
+      num_updates, weights = link.read_weights()
+      load(*weights)
+      return num_updates
+
+    with workers_lib.stop_on_signals(workers.stop):
+      workers.start(
+        lambda: actor.run(session, refresh, link.enqueue, workers.should_stop)
+      )
+      try:
+        while not link.look() and not workers.wait(_LOOK_SECS):
+          pass
+      finally:
+        workers.join(_END_SECS)
+  if workers.failure:
+    raise workers.failure
+  print(f'Actor {cluster.task} has ended.')

@@ -1,0 +1,131 @@
+"""The test mode: plays a trained agent, and reports its scores."""
+
+from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+from typing import Any
+
+from absl import flags
+import tensorflow as tf
+
+import actor
+import checkpoint
+import environments
+import evaluation
+import lab_environments
+import levels
+import networks
+import settings
+import video
+
+tf1 = tf.compat.v1
+
+FLAGS = flags.FLAGS
+
+
+def test() -> None:
+  """Plays a trained agent and prints and writes its scores."""
+  settings.use_settings_of_run()
+  level_names = levels.parse(FLAGS.level_name, training=False)
+  lab_environments.check_levels(level_names, FLAGS.dataset_path)
+  with contextlib.closing(
+    settings.make_envs(level_names[:1], False, 1)
+  ) as envs:
+    spec = envs.spec
+  with tf.Graph().as_default():
+    tf1.set_random_seed(FLAGS.seed)
+    policy = actor.Policy(settings.make_agent('agent', spec), spec)
+    frames = tf1.get_variable(
+      'num_environment_frames', [], tf.int64, use_resource=True
+    )
+    variables = [frames, *policy.agent.variables]
+    with tf1.Session() as session:
+      path = checkpoint.Checkpoints(FLAGS.logdir, variables).restore(session)
+      if path is None:
+        raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
+      print(f'Playing {path}', flush=True)
+      about = settings.own_settings() | {
+        'checkpoint': path,
+        'num_environment_frames': int(session.run(frames)),
+      }
+      scores = play(level_names, policy.bind(session), policy.agent, about)
+  report_scores(level_names, scores, about)
+  if FLAGS.video:
+    film(scores)
+
+
+def play(
+  level_names: Sequence[str],
+  act: Callable,
+  agent: networks.Agent,
+  about: Mapping[str, Any],
+) -> dict[str, evaluation.LevelScore]:
+  """Plays all levels, as many at one time as cores allow.
+
+  Args:
+    level_names: what to play.
+    act: see `actor.Policy.bind`.
+    agent: see `evaluation.evaluate`.
+    about: what the scores depend on. If all is as it was when an evaluation was
+      stopped, this one goes on from there.
+  """
+  progress = evaluation.Progress(
+    os.path.join(FLAGS.logdir, 'test_progress.json'), about
+  )
+  if progress.scores:
+    print(f'{len(progress.scores)} levels were played before.')
+  num_episodes = FLAGS.test_num_episodes
+  left = [name for name in level_names if name not in progress.scores]
+  most = min(
+    FLAGS.num_actors * FLAGS.envs_per_actor, 4 * environments.count_cores()
+  )
+  total = num_episodes * len(level_names)
+  for group, num_envs in evaluation.share_out(left, num_episodes, most):
+    played = num_episodes * len(progress.scores)
+
+    def show(done, of, played=played, name=group[-1]):
+      # A line for each tenth of these levels.
+      if done * 10 // of > (done - 1) * 10 // of:
+        print(f'  {played + done} / {total} episodes, {name}', flush=True)
+
+    with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
+      progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
+  progress.finish()
+  return {name: progress.scores[name] for name in level_names}
+
+
+def report_scores(
+  level_names: Sequence[str],
+  scores: Mapping[str, evaluation.LevelScore],
+  about: Mapping[str, Any],
+) -> None:
+  """Prints the scores, those of a suite too, and writes `test.json`."""
+  suite = levels.find_suite(level_names)
+  print(evaluation.table(scores, suite and suite.normalize))
+  suite_scores = levels.suite_scores(
+    level_names, {name: score.returns for name, score in scores.items()}, 'test'
+  )
+  for name, value in suite_scores.items():
+    print(f'{name} {value:.1f} %')
+  result = os.path.join(FLAGS.logdir, 'test.json')
+  evaluation.write(result, scores, about, suite_scores)
+  print(f'Written to {result}')
+
+
+def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
+  """Films an episode of each level into the folder `--video`."""
+  os.makedirs(FLAGS.video, exist_ok=True)
+  for name, score in scores.items():
+    file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
+    path = os.path.join(FLAGS.video, file_name)
+    seed, actions, episode_return = score.recording
+    video.film(
+      name,
+      seed,
+      actions,
+      path,
+      episode_return,
+      settings.atari_settings(),
+      settings.lab_settings(),
+    )
+    print(f'Filmed an episode with return {episode_return:g}: {path}')

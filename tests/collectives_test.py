@@ -1,0 +1,146 @@
+"""Tests of collectives.py: several learners are one with a larger batch."""
+
+import concurrent.futures
+
+import numpy as np
+import tensorflow as tf
+
+import actor
+import collectives
+import distributed
+import environments
+import learner
+import networks
+from tests import link_test
+import training
+
+tf1 = tf.compat.v1
+
+_SPEC = environments.EnvironmentSpec(
+  (3,), np.dtype(np.float32), num_actions=4, frames_per_step=3, stack=1,
+  action_meanings=None,
+)  # fmt: skip
+_T = 5
+_UPDATES = 20
+
+
+def _hyperparameters(batch_size):
+  return learner.Hyperparameters(
+    batch_size=batch_size,
+    unroll_length=_T,
+    discounting=0.99,
+    baseline_cost=0.5,
+    entropy_cost=0.01,
+    reward_clipping='abs_one',
+    learning_rate=0.001,
+    decay=0.99,
+    momentum=0.0,
+    epsilon=0.01,
+    max_gradient_norm=1.0,  # Is over it: the norm is that of the sum.
+    total_environment_frames=10**9,
+  )
+
+
+class Run:
+  """A learner with as many unrolls as it needs in its queue."""
+
+  def __init__(self, batch_size, make_unroll, seed=1, cluster=None, target=''):
+    cluster = cluster or distributed.Cluster('learner', 0, ('localhost:1',), 1)
+    group = collectives.Group(
+      len(cluster.learner_hosts), cluster.task, cluster.learner_device
+    )
+    size = batch_size * (_UPDATES + 1)
+    with tf.Graph().as_default():
+      tf1.set_random_seed(seed)
+      with tf1.device(f'/job:learner/task:{cluster.task}' if target else ''):
+        self.learner, queue, self._specs = training.build_learner(
+          _SPEC,
+          lambda name: networks.Agent(_SPEC, 'vector', False, name=name),
+          _hyperparameters(batch_size),
+          size,
+          group,
+        )
+        enqueue, feeds = actor.make_enqueue(queue, self._specs)
+        init = tf1.global_variables_initializer()
+        self._frames = self.learner.num_environment_frames.read_value()
+      self.session = tf1.Session(target, config=distributed.config(cluster))
+      # Alone: learners begin at different times.
+      self.session.run(init)
+      unrolls = [make_unroll(self._specs, i) for i in range(size)]
+      self.session.run(
+        enqueue,
+        {
+          feed: np.stack(arrays)
+          for feed, *arrays in zip(
+            feeds, *map(tf.nest.flatten, unrolls), strict=True
+          )
+        },
+      )
+      self.session.graph.finalize()
+
+  def update(self):
+    results = []
+    self.learner.run(
+      self.session, results.append, lambda: len(results) == _UPDATES
+    )
+    return results
+
+  def values(self):
+    return self.session.run(list(self.learner.variables))
+
+
+def _unroll(specs, seed):
+  generator = np.random.default_rng(seed)
+
+  def fill(s):
+    dtype = s.dtype.as_numpy_dtype
+    if dtype == np.bool_:
+      return generator.random(s.shape) < 0.2
+    if dtype in (np.int32, np.int64):
+      return generator.integers(0, _SPEC.num_actions, s.shape).astype(dtype)
+    return generator.normal(size=s.shape).astype(dtype)
+
+  return tf.nest.map_structure(fill, specs)._replace(policy_update=np.int64(0))
+
+
+def test_two_learners_are_one_with_twice_the_batch():
+  hosts = tuple(f'localhost:{link_test.free_port()}' for _ in range(2))
+  clusters = [distributed.Cluster('learner', k, hosts, 2) for k in range(2)]
+  servers = [distributed.start_server(cluster) for cluster in clusters]
+
+  def train(k):
+    # Learner k's share of each batch of 6 is 3; its first weights are others.
+    run = Run(
+      3,
+      lambda specs, i: _unroll(specs, i // 3 * 6 + k * 3 + i % 3),
+      seed=1 + k,
+      cluster=clusters[k],
+      target=servers[k].target,
+    )
+    return run, run.update()
+
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    (first, results), (second, _) = pool.map(train, range(2))
+  alone = Run(6, _unroll)
+  expected = alone.update()
+
+  for one, other in zip(first.values(), second.values(), strict=True):
+    np.testing.assert_array_equal(one, other)
+  for one, other in zip(first.values(), alone.values(), strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-5)
+  assert [r.num_environment_frames for r in results] == [
+    r.num_environment_frames for r in expected
+  ]
+  norms = [r.scalars['gradient_norm'] for r in results]
+  assert min(norms) > 1.0
+  np.testing.assert_allclose(
+    norms, [r.scalars['gradient_norm'] for r in expected], rtol=1e-3
+  )
+
+
+def test_one_learner_exchanges_nothing():
+  with tf.Graph().as_default() as graph:
+    tensors = [tf.constant([1.0]), tf.constant(2.0)]
+    assert collectives.Group().sum(tensors) == tensors
+    assert collectives.Group().copy_first([]).type == 'NoOp'
+    assert len(graph.get_operations()) == 3

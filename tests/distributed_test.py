@@ -1,0 +1,364 @@
+"""Tests of distributed.py: the cluster, and real processes on this machine."""
+
+import json
+import re
+import signal
+import socket
+import time
+
+from absl.testing import flagsaver
+import pytest
+
+import distributed
+import settings
+from tests import link_test
+from tests import program
+
+_HOSTS = ('a:1', 'b:2')
+_LEVELS = f'{program.COUNT.format(3)},{program.COUNT.format(7)}'
+
+
+def _cluster(**changes):
+  arguments = {
+    'job_name': 'actor',
+    'task': 3,
+    'learner_hosts': _HOSTS,
+    'num_actors': 4,
+  }
+  return distributed.Cluster(**arguments | changes)
+
+
+def test_each_actor_has_its_learner():
+  assert [_cluster(task=i).learner_host for i in range(4)] == [*_HOSTS, *_HOSTS]
+  learner = _cluster(job_name='learner', task=1)
+  assert learner.learner_host == 'b:2'
+  assert learner.learner_device == '/job:learner/task:1/cpu:0'
+
+
+@pytest.mark.parametrize(
+  ('changes', 'message'),
+  [
+    ({'task': 4}, r'task 4 is outside 0\.\.3: there are 4 actors'),  # E01
+    ({'task': -1}, r'task -1 is outside 0\.\.3'),
+    ({'job_name': 'learner'}, r'task 3 is outside 0\.\.1: .* 2 learners'),
+    ({'learner_hosts': ()}, 'needs --learner_hosts=host:port'),
+    ({'learner_hosts': ('a:1', 'a:1')}, 'names one twice: a:1,a:1'),
+    ({'num_actors': 1, 'task': 0}, '2 learners without an actor'),
+    ({'learner_hosts': ('a',)}, "'a' in --learner_hosts is not host:port"),
+    ({'learner_hosts': (':1',)}, "':1' in --learner_hosts"),
+    ({'learner_hosts': ('a:0',)}, "'a:0' in --learner_hosts"),
+    ({'learner_hosts': ('a:65536',)}, "'a:65536' in --learner_hosts"),
+    ({'learner_hosts': ('a:b',)}, "'a:b' in --learner_hosts"),
+  ],
+)
+def test_what_does_not_fit_together_is_refused(changes, message):
+  with pytest.raises(ValueError, match=message):
+    _cluster(**changes)
+
+
+def _tf_config(learner='learner', actor='actor', job='actor', index=1):
+  cluster = {learner: list(_HOSTS), actor: ['c:1', 'd:1', 'e:1']}
+  return json.dumps({'cluster': cluster, 'task': {'type': job, 'index': index}})
+
+
+@pytest.mark.parametrize(
+  ('names', 'job'),
+  [
+    ({}, 'actor'),
+    ({'learner': 'chief', 'actor': 'worker', 'job': 'worker'}, 'actor'),
+    ({'learner': 'chief', 'actor': 'worker', 'job': 'chief'}, 'learner'),
+    ({'learner': 'master', 'job': 'master'}, 'learner'),
+  ],
+)
+def test_tf_config_is_read(names, job):  # E09
+  assert distributed.parse_tf_config(_tf_config(**names)) == {
+    'job_name': job,
+    'task': 1,
+    'learner_hosts': _HOSTS,
+    'num_actors': 3,
+  }
+
+
+@pytest.mark.parametrize(
+  ('text', 'message'),
+  [
+    (_tf_config(actor='ps'), "a job 'ps'"),
+    (_tf_config(job='evaluator'), "a job 'evaluator'"),
+    (_tf_config(actor='master'), 'names the learners twice: learner, master'),
+    ('{}', 'TF_CONFIG is not '),
+    ('[]', 'TF_CONFIG is not '),
+    ('learner', "'learner'"),
+    ('{"cluster": {"learner": 3}, "task": {"type": 0}}', 'TF_CONFIG is not '),
+  ],
+)
+def test_what_tf_config_does_not_say_is_refused(text, message):  # E09
+  with pytest.raises(ValueError, match=message) as error:
+    distributed.parse_tf_config(text)
+  assert '\n' not in str(error.value)
+
+
+def _read_cluster(*arguments):
+  with flagsaver.flagsaver():
+    settings.FLAGS(['experiment.py', *arguments])
+    return settings.read_cluster()
+
+
+def test_flags_win_over_tf_config(monkeypatch):  # E09
+  assert _read_cluster().job_name == 'local'
+  monkeypatch.setenv('TF_CONFIG', _tf_config())
+  assert _read_cluster() == _cluster(task=1, num_actors=3)
+  assert _read_cluster('--task=2', '--num_actors=5') == _cluster(
+    task=2, num_actors=5
+  )
+  assert _read_cluster('--job_name=learner', '--learner_hosts=x:1,y:2') == (
+    _cluster(
+      job_name='learner', task=1, num_actors=3, learner_hosts=('x:1', 'y:2')
+    )
+  )
+  assert _read_cluster('--job_name=local').job_name == 'local'
+
+
+def test_a_port_that_is_taken_is_refused():  # E06
+  with socket.socket() as taken:
+    # As TensorFlow's server: it would share its port with another.
+    taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    taken.bind(('', 0))
+    taken.listen()
+    host = f'localhost:{taken.getsockname()[1]}'
+    with pytest.raises(ValueError, match=f'cannot listen at {host}: Address'):
+      distributed.start_server(
+        distributed.Cluster('learner', 0, (host,), num_actors=1)
+      )
+  distributed.check_port(host)
+
+
+def test_who_listens_to_the_network_is_told_so(capsys, monkeypatch):
+  monkeypatch.setattr(distributed.tf.distribute, 'Server', lambda *_, **__: 1)
+  port = link_test.free_port()
+  for name in ('localhost', '127.0.0.2', '[::1]'):
+    distributed.start_server(
+      distributed.Cluster('learner', 0, (f'{name}:{port}',), 1)
+    )
+    assert capsys.readouterr().out == ''
+  for name in ('10.0.0.1', 'example.org', '0.0.0.0'):
+    distributed.start_server(
+      distributed.Cluster('learner', 0, (f'{name}:{port}',), 1)
+    )
+    assert 'Keep it on a private network' in capsys.readouterr().out
+
+
+def test_levels_go_round_over_all_actors():
+  level_names = [f'gym:tests.count_env:Count{n}-v0' for n in (1, 3, 7, 20, 33)]
+  with flagsaver.flagsaver():
+    settings.FLAGS(['experiment.py'])
+    played, seeds = [], []
+    for actor in range(3):
+      envs = settings.make_envs(level_names, True, 2, actor)
+      envs.close()
+      played += envs.level_names
+      seeds += envs.seeds
+  assert played == [*level_names, level_names[0]]
+  assert len(set(seeds)) == 6  # I07
+
+
+def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
+  cluster = {
+    'chief': [f'localhost:{link_test.free_port()}'],
+    'worker': ['elsewhere:1', 'elsewhere:2'],
+  }
+
+  def start(job, index):
+    task = {'type': job, 'index': index}
+    return program.Program(
+      tmp_path / f'{job}{index}',
+      {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})},
+      level_name=_LEVELS,
+      num_actors=None,
+      envs_per_actor=1,
+      logdir=tmp_path / 'run',
+      total_environment_frames=600,
+    )
+
+  with start('worker', 0) as first, start('worker', 1) as second:
+    with start('chief', 0) as learner:
+      for process in (learner, first, second):
+        assert process.finish() == 0, process.err
+        assert process.error_lines() == []
+  assert re.search(r'600 / 600 frames \(100.0%\)', learner.out)
+  assert learner.out.splitlines()[-1].startswith('Saved.')
+  for index, actor in enumerate((first, second)):
+    assert actor.out.splitlines()[-1] == f'Actor {index} has ended.'
+  rows = (tmp_path / 'run' / 'metrics.jsonl').read_text()
+  for length in (3, 7):  # One of each actor.
+    assert (
+      f'"{program.COUNT.format(length)}/episode_return": {length}.0' in rows
+    )
+
+
+def _start(tmp_path, name, port, **flags):
+  return program.Program(
+    tmp_path / name,
+    level_name=_LEVELS,
+    logdir=tmp_path / 'run',
+    **{
+      'learner_hosts': f'localhost:{port}',
+      'connect_timeout_secs': 60,
+      'num_actors': 2,
+      'save_checkpoint_secs': 1,
+      'total_environment_frames': 10**9,
+    }
+    | flags,
+  )
+
+
+def _frames(learner):
+  """Returns the frames of the last progress line, as printed."""
+  lines = re.findall(r'^ *([\d.k]+) / 1.00B frames', learner.out, re.M)
+  return lines[-1] if lines else '0'
+
+
+def _wait_for_frames(learner):
+  before = _frames(learner)
+  learner.wait_until(
+    lambda: _frames(learner) not in ('0', before), timeout_secs=120.0
+  )
+
+
+def _plays(actor, times):
+  return actor.out.count('Playing for the learner') == times
+
+
+@pytest.mark.slow
+def test_processes_come_and_go(tmp_path):
+  port = link_test.free_port()
+
+  def start(name, **flags):
+    return _start(tmp_path, name, port, **flags)
+
+  with start('actor0', job_name='actor', task=0) as first:  # E02
+    first.wait_until(lambda: 'Waiting for the learner' in first.out)
+    with start('learner', job_name='learner') as learner:
+      first.wait_until(lambda: _plays(first, 1))
+      _wait_for_frames(learner)
+      first.process.kill()  # E03
+      first.process.wait()
+      with (
+        start('actor0again', job_name='actor', task=0) as again,
+        start('actor1', job_name='actor', task=1) as other,
+      ):
+        for actor in (again, other):
+          actor.wait_until(lambda actor=actor: _plays(actor, 1))
+        _wait_for_frames(learner)
+        again.process.send_signal(signal.SIGSTOP)
+        time.sleep(1.5 * distributed.SILENCE_SECS)
+        again.process.send_signal(signal.SIGCONT)
+        _wait_for_frames(learner)
+
+        learner.wait_until(lambda: list(tmp_path.glob('run/checkpoints/*')))
+        learner.process.kill()  # E05: it is back soon.
+        learner.process.wait()
+        with start('learner again', job_name='learner') as restarted:
+          for actor in (again, other):
+            actor.wait_until(lambda actor=actor: _plays(actor, 2))
+          _wait_for_frames(restarted)
+          assert 'continuing from' in restarted.out
+
+          again.process.send_signal(signal.SIGTERM)
+          assert again.finish() == 0, again.err
+          assert again.error_lines() == []
+          _wait_for_frames(restarted)
+          restarted.process.send_signal(signal.SIGTERM)
+          assert restarted.finish() == 0, restarted.err
+          assert restarted.error_lines() == []
+          assert restarted.out.splitlines()[-1].startswith('Saved.')
+          # E05: it is gone for good.
+          assert other.finish(timeout_secs=100.0) == 1
+          (line,) = other.error_lines()
+          assert line.startswith(
+            f'Error: no learner at localhost:{port} for 60'
+          )
+
+
+@pytest.mark.slow
+def test_a_learner_that_is_silent_is_missed(tmp_path):
+  """As behind a broken network: nobody closes the connection."""
+  port = link_test.free_port()
+  with _start(tmp_path, 'learner', port, job_name='learner') as learner:
+    with _start(
+      tmp_path, 'actor', port, job_name='actor', connect_timeout_secs=20
+    ) as actor:
+      _wait_for_frames(learner)
+      learner.process.send_signal(signal.SIGSTOP)
+      assert actor.finish(timeout_secs=60.0) == 1
+      (line,) = actor.error_lines()
+      assert line.endswith('it does not answer')
+
+
+@pytest.mark.slow
+def test_what_does_not_fit_is_refused_in_one_line(tmp_path):
+  port = link_test.free_port()
+  cases = {
+    'E01': ({'task': 7, 'num_actors': 8}, ['task 7 is outside 0..1']),
+    'E02': (
+      {'learner_hosts': 'localhost:1', 'connect_timeout_secs': 3},
+      ['no learner at localhost:1 for 3 s'],
+    ),
+    'E06': ({'job_name': 'learner'}, [f'cannot listen at localhost:{port}']),
+    'E16': (
+      {'unroll_length': 7},
+      ['unroll_length is 7 here and 5 there'],
+    ),
+  }  # fmt: skip
+  with _start(tmp_path, 'learner', port, job_name='learner') as learner:
+    learner.wait_until(lambda: 'frames/s' in learner.out)
+    for name, (flags, parts) in cases.items():
+      start = time.monotonic()
+      with _start(
+        tmp_path, name, **{'port': port, 'job_name': 'actor'} | flags
+      ) as refused:
+        assert refused.finish() == 1, name
+      lines = refused.error_lines()
+      assert len(lines) == 1, refused.err
+      assert time.monotonic() - start < 60
+      for part in ('Error: ', *parts):
+        assert part in lines[0]
+
+
+@pytest.mark.slow
+def test_learners_end_and_resume_together(tmp_path):
+  hosts = ','.join(f'localhost:{link_test.free_port()}' for _ in range(2))
+
+  def start(name, job_name, task, **flags):
+    return _start(
+      tmp_path, name, 0, job_name=job_name, task=task, learner_hosts=hosts,
+      connect_timeout_secs=300,
+      **flags,
+    )  # fmt: skip
+
+  with (
+    start('actor0', 'actor', 0) as actor0,
+    start('actor1', 'actor', 1) as actor1,
+  ):
+    with (
+      start('learner0', 'learner', 0) as first,
+      start('learner1', 'learner', 1) as second,
+    ):
+      _wait_for_frames(first)
+      second.process.kill()
+      assert first.finish() == 1
+      assert any('another learner has ended' in e for e in first.error_lines())
+    with (
+      start('again0', 'learner', 0, total_environment_frames=8000) as first,
+      start('again1', 'learner', 1, total_environment_frames=8000) as second,
+    ):
+      for process in (first, second, actor0, actor1):
+        assert process.finish(timeout_secs=120.0) == 0, process.err
+        assert process.error_lines() == []
+  assert 'continuing from' in first.out
+  # 40 frames an update: 4 unrolls of 5 steps of each learner.
+  frames = re.findall(
+    r'"num_environment_frames": (\d+)',
+    (tmp_path / 'run' / 'metrics.jsonl').read_text(),
+  )
+  assert all(int(f) % 40 == 0 for f in frames)
+  assert frames[-1] == '8000'

@@ -1,0 +1,275 @@
+"""Tests of link.py, against a learner's server in this process."""
+
+import json
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import actor
+import distributed
+import environments
+import link
+import networks
+
+tf1 = tf.compat.v1
+
+_SETTINGS = {'num_actors': 2, 'levels': ['a', 'b'], 'unroll_length': 3}
+_CAPACITY = 4
+
+
+def free_port():
+  with socket.socket() as probe:
+    probe.bind(('', 0))
+    return probe.getsockname()[1]
+
+
+def _make_agent():
+  spec = environments.EnvironmentSpec(
+    (2,), np.dtype(np.float32), num_actions=3, frames_per_step=1, stack=1,
+    action_meanings=None,
+  )  # fmt: skip
+  agent = networks.Agent(spec, 'vector', False, name='agent')
+  specs = actor.unroll_specs(agent, spec, _SETTINGS['unroll_length'])
+  agent.step(
+    tf.zeros([1], tf.int32),
+    environments.StepOutput(
+      tf.zeros([1]), (), tf.zeros([1], bool),
+      environments.Observation(tf.zeros([1, 2]), ()),
+    ),
+    agent.initial_state(1),
+  )  # fmt: skip
+  return agent, specs
+
+
+class FakeLearner:
+  """A server, and all that actors look for on it."""
+
+  def __init__(self):
+    self.cluster = distributed.Cluster(
+      'learner', 0, (f'localhost:{free_port()}',), 2
+    )
+    self._server = distributed.start_server(self.cluster)
+    with tf.Graph().as_default(), distributed.on_learner(self.cluster):
+      agent, specs = _make_agent()
+      self.weights = agent.variables
+      self.num_updates = tf1.get_variable(
+        'num_updates', initializer=np.int64(7), use_resource=True
+      )
+      self.board = distributed.Board(2)
+      queue = actor.make_queue(specs, _CAPACITY)
+      self._size = queue.size()
+      self._dequeue = queue.dequeue_many(1)
+      self._init = tf1.global_variables_initializer()
+      self.session = tf1.Session(self._server.target)
+
+  def start(self, **settings):
+    self.session.run(self._init)
+    self.board.open(self.session, json.dumps(_SETTINGS | settings))
+
+  def die(self):
+    """Forgets all that it held, as a new process would."""
+    graph = self.session.graph
+    tf1.Session.reset(self._server.target)
+    self.session = tf1.Session(self._server.target, graph)
+
+  def size(self):
+    return self.session.run(self._size)
+
+  def dequeue(self):
+    return self.session.run(self._dequeue)
+
+  def num_playing(self):
+    return self.session.run(self.board._num_playing)
+
+
+@pytest.fixture(scope='module')
+def server():
+  return FakeLearner()
+
+
+@pytest.fixture
+def learner(server):
+  """A learner that has just begun."""
+  server.die()
+  server.start()
+  return server
+
+
+class Client:
+  """A link with all that it is made from."""
+
+  def __init__(self, cluster, task=0, timeout_secs=30.0, settings=_SETTINGS):
+    self.stopping = threading.Event()
+    self.cluster = distributed.Cluster('actor', task, cluster.learner_hosts, 9)
+    with tf.Graph().as_default():
+      agent, specs = _make_agent()
+      self.unrolls = [
+        np.ones([2, *s.shape], s.dtype.as_numpy_dtype)
+        for s in tf.nest.flatten(specs)
+      ]
+      self.link = link.Link(
+        self.cluster, specs, _CAPACITY, agent.variables, settings,
+        timeout_secs, self.stopping.is_set,
+      )  # fmt: skip
+
+
+def _until(condition, timeout_secs=30.0):
+  end = time.monotonic() + timeout_secs
+  while not condition():
+    assert time.monotonic() < end
+    time.sleep(0.05)
+
+
+def test_weights_come_and_unrolls_go(learner):
+  client = Client(learner.cluster)
+  assert not client.link.look()
+  num_updates, weights = client.link.read_weights()
+  assert num_updates == 7
+  for mine, theirs in zip(
+    weights, learner.session.run(learner.weights), strict=True
+  ):
+    np.testing.assert_array_equal(mine, theirs)
+  client.link.enqueue(*client.unrolls)
+  assert learner.size() == 2
+  for sent, arrived in zip(client.unrolls, learner.dequeue(), strict=True):
+    np.testing.assert_array_equal(sent[:1], arrived)
+  client.link.leave()
+
+
+def test_learns_of_the_end(learner):  # E10
+  client = Client(learner.cluster)
+  assert not client.link.look()
+  assert learner.num_playing() == 1
+  learner.board.end(learner.session)
+  assert client.link.look()
+  client.link.leave()
+  assert learner.num_playing() == 0
+  start = time.monotonic()
+  learner.board.linger(learner.session)
+  assert time.monotonic() - start < 5
+
+
+def test_other_settings_are_refused_with_both_values(learner):  # E16
+  client = Client(
+    learner.cluster, settings=_SETTINGS | {'unroll_length': 5, 'stack': 4}
+  )
+  with pytest.raises(ValueError) as error:
+    client.link.look()
+  text = str(error.value)
+  assert 'unroll_length is 5 here and 3 there' in text
+  assert 'stack is 4 here and None there' in text
+  assert 'levels' not in text
+  assert '\n' not in text
+
+
+def test_a_task_beyond_the_learners_count_is_refused(learner):  # E01
+  client = Client(learner.cluster, task=7)
+  with pytest.raises(ValueError, match=r'task 7 is outside 0\.\.1: .*num_act'):
+    client.link.look()
+
+
+def test_one_place_is_for_one_process(learner, monkeypatch):
+  first, second = Client(learner.cluster), Client(learner.cluster)
+  other = Client(learner.cluster, task=1)
+  for client in (first, other, second):
+    assert not client.link.look()
+  assert learner.num_playing() == 2
+  monkeypatch.setattr(link, '_PLACE_SECS', 0.1)
+  time.sleep(0.2)
+  with pytest.raises(ValueError, match='another process plays as actor 0'):
+    second.link.look()
+  # Nor has it sent anything.
+  second.stopping.set()
+  with pytest.raises(link.Stopped):
+    second.link.enqueue(*second.unrolls)
+  assert not first.link.look()
+
+
+def test_the_place_of_one_that_has_left_is_free(learner):
+  first, second = Client(learner.cluster), Client(learner.cluster)
+  first.link.look()
+  first.link.leave()
+  second.link.look()
+  assert second.link.read_weights()[0] == 7
+
+
+def test_the_place_of_one_that_is_silent_is_free(server, monkeypatch):  # E03
+  monkeypatch.setattr(distributed, 'SILENCE_SECS', 0.5)
+  server.die()
+  server.start()
+  first, second = Client(server.cluster), Client(server.cluster)
+  first.link.look()
+  second.link.look()
+  time.sleep(0.6)
+  second.link.look()
+  assert second.link.read_weights()[0] == 7
+  # It was only stopped for a while. It does not play beside the other.
+  first.link.look()
+  first.stopping.set()
+  with pytest.raises(link.Stopped):
+    first.link.read_weights()
+
+
+def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
+  server.die()  # E02: it is up, but has not begun.
+  client = Client(server.cluster)
+  results = []
+
+  def read():
+    results.append(client.link.read_weights()[0])
+
+  for _ in range(2):
+    results.clear()
+    thread = threading.Thread(target=read)
+    thread.start()
+    assert not client.link.look()
+    assert not results
+    server.start()
+    _until(lambda: not client.link.look() and results)
+    assert results == [7]
+    server.die()  # E05
+  out = capsys.readouterr().out
+  address = server.cluster.learner_host
+  assert f'Waiting for the learner at {address}: ' in out
+  assert out.count(f'Playing for the learner at {address}.') == 2
+
+
+def test_leaving_ends_a_wait_for_room(learner):
+  client = Client(learner.cluster)
+  client.link.look()
+  client.link.enqueue(*client.unrolls)
+  client.link.enqueue(*client.unrolls)
+  errors = []
+
+  def send():
+    try:
+      client.link.enqueue(*client.unrolls)
+    except link.Stopped as error:
+      errors.append(error)
+
+  thread = threading.Thread(target=send)
+  thread.start()
+  time.sleep(0.3)
+  assert thread.is_alive()
+  client.stopping.set()
+  client.link.leave()
+  thread.join(10)
+  assert len(errors) == 1
+
+
+def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
+  cluster = distributed.Cluster('learner', 0, (f'localhost:{free_port()}',), 2)
+  client = Client(cluster, timeout_secs=0.5)
+  assert not client.link.look()
+  assert 'Connection refused' in capsys.readouterr().out
+  time.sleep(0.5)
+  with pytest.raises(distributed.LearnerLost) as error:
+    client.link.look()
+  assert str(error.value) == (
+    f'no learner at {cluster.learner_host} for 0.5 s (--connect_timeout_secs):'
+    ' Connection refused'
+  )

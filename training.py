@@ -1,0 +1,186 @@
+"""A learner and its actors, wired: in one process, or across several."""
+
+from collections.abc import Callable, Sequence
+import functools
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import actor as actor_lib
+import collectives
+import distributed
+import environments
+import learner as learner_lib
+import networks
+import workers as workers_lib
+
+tf1 = tf.compat.v1
+
+
+class Training(NamedTuple):
+  """A learner and its actors, ready to go; see `build_local`.
+
+  Attributes:
+    session: holds the learner's weights, initialised, and the queue.
+    learner: to be run.
+    start_actors: starts them among the workers, or lets those elsewhere begin.
+    queue_size: returns how many unrolls wait.
+    close_queue: wakes whoever waits at the queue, and says whether the run is
+      over.
+    linger: lets actors elsewhere leave, if the run is over.
+  """
+
+  session: tf1.Session
+  learner: learner_lib.Learner
+  start_actors: Callable[[workers_lib.Workers], None]
+  queue_size: Callable[[], int]
+  close_queue: Callable[[], None]
+  linger: Callable[[], None]
+
+
+def build_local(
+  envs: environments.Environments,
+  level_names: Sequence[str],
+  make_agent: Callable[[str], networks.Agent],
+  hyperparameters: learner_lib.Hyperparameters,
+  queue_capacity: int,
+  seed: int,
+) -> Training:
+  """Wires one actor and the learner, in one process, in the current graph.
+
+  Args:
+    envs: what the actor plays.
+    level_names: of the run, by level index.
+    make_agent: makes a new agent from the name of its scope.
+    hyperparameters: of the update.
+    queue_capacity: in unrolls.
+    seed: of weights and actions.
+  """
+  tf1.set_random_seed(seed)
+  unroll_length = hyperparameters.unroll_length
+  learner, queue, specs = build_learner(
+    envs.spec, make_agent, hyperparameters, queue_capacity
+  )
+  policy = actor_lib.Policy(make_agent('actor'), envs.spec)
+  actor = actor_lib.Actor(
+    envs,
+    np.array([level_names.index(name) for name in envs.level_names], np.int32),
+    policy,
+    specs,
+    unroll_length,
+  )
+  copy = actor_lib.copy_weights(
+    policy.agent, learner.agent, learner.num_updates
+  )
+  enqueue = actor_lib.make_enqueue(queue, specs)
+  queue_size = queue.size()
+  close_queue = queue.close(cancel_pending_enqueues=True)
+  session = tf1.Session()
+  session.run(tf1.global_variables_initializer())
+  play = functools.partial(
+    actor.run,
+    session,
+    session.make_callable(copy),
+    session.make_callable(*enqueue),
+  )
+  return Training(
+    session,
+    learner,
+    lambda workers: workers.start(lambda: play(workers.should_stop)),
+    session.make_callable(queue_size),
+    session.make_callable(close_queue),
+    linger=lambda: None,
+  )
+
+
+def build_distributed(
+  cluster: distributed.Cluster,
+  server: tf.distribute.Server,
+  spec: environments.EnvironmentSpec,
+  make_agent: Callable[[str], networks.Agent],
+  hyperparameters: learner_lib.Hyperparameters,
+  queue_capacity: int,
+  seed: int,
+  settings: str,
+) -> Training:
+  """Wires a learner whose actors are in other processes.
+
+  Args:
+    cluster: says which learner this is.
+    server: holds its variables and its queue.
+    spec: of the actors' environments.
+    make_agent: see `build_local`.
+    hyperparameters: of the update.
+    queue_capacity: in unrolls.
+    seed: of weights.
+    settings: what actors have to agree with; see `distributed.Board`.
+
+  Raises:
+    ValueError: PopArt with several learners.
+  """
+  tf1.set_random_seed(seed)
+  num_learners = len(cluster.learner_hosts)
+  group = collectives.Group(num_learners, cluster.task, cluster.learner_device)
+  with distributed.on_learner(cluster):
+    learner, queue, _ = build_learner(
+      spec, make_agent, hyperparameters, queue_capacity, group
+    )
+    if num_learners > 1 and learner.agent.popart_levels is not None:
+      raise ValueError('--popart goes with one learner only.')
+    queue_size = queue.size()
+    close_queue = queue.close(cancel_pending_enqueues=True)
+    with tf1.device(cluster.learner_device):
+      board = distributed.Board(cluster.num_actors)
+  session = tf1.Session(server.target, config=distributed.config(cluster))
+  session.run(tf1.global_variables_initializer())
+
+  def is_over():
+    frames = session.run(learner.num_environment_frames)
+    return frames >= hyperparameters.total_environment_frames
+
+  def close():
+    if is_over():
+      board.end(session)
+    session.run(close_queue)
+
+  return Training(
+    session,
+    learner,
+    lambda workers: board.open(session, settings),
+    session.make_callable(queue_size),
+    close,
+    linger=lambda: is_over() and board.linger(session),
+  )
+
+
+def build_learner(
+  spec: environments.EnvironmentSpec,
+  make_agent: Callable[[str], networks.Agent],
+  hyperparameters: learner_lib.Hyperparameters,
+  queue_capacity: int,
+  group: collectives.Group | None = None,
+) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, actor_lib.ActorOutput]:
+  """Builds the learner with its queue; see `build_local`.
+
+  Returns:
+    The learner, the queue, and `actor.unroll_specs`.
+  """
+  agent = make_agent('agent')
+  specs = actor_lib.unroll_specs(agent, spec, hyperparameters.unroll_length)
+  queue = actor_lib.make_queue(specs, queue_capacity)
+  learner = learner_lib.Learner(
+    agent, queue, specs, spec.frames_per_step, hyperparameters, group
+  )
+  return learner, queue, specs
+
+
+def raise_failure(failure: Exception | None) -> None:
+  """Raises what ended the workers, if it is not what they were told."""
+  if isinstance(failure, (tf.errors.AbortedError, tf.errors.UnavailableError)):
+    raise distributed.LearnerLost(
+      'another learner has ended. Start all learners again: they go on from '
+      'the checkpoint.'
+    ) from failure
+  if failure:
+    raise failure
