@@ -64,12 +64,8 @@ wait_for() {  # What is awaited, seconds, then the command that tells.
 
 in_learner() { "$engine" exec $run-learner "$@"; }
 log_has() { [[ $("$engine" logs "$run-$1" 2>&1) == *"$2"* ]]; }
-has_ended() {
-  [ "$("$engine" inspect --format '{{.State.Status}}' "$run-$1")" = exited ]
-}
-exit_code() {
-  "$engine" inspect --format '{{.State.ExitCode}}' "$run-$1"
-}
+count_points() { in_learner grep -c losses/total runs/test/metrics.jsonl; }
+has_learnt_more() { (($(count_points) > $1)); }
 
 start actor0 --job_name=actor --task=0
 start learner --job_name=learner --task=0
@@ -79,23 +75,32 @@ wait_for 'the learner serves its port' 120 \
 for name in actor0 actor1; do
   wait_for "$name plays" 120 log_has "$name" 'Playing for the learner'
 done
-wait_for 'the learner learns' 120 \
-  in_learner grep -q losses/total runs/test/metrics.jsonl
+wait_for 'the learner learns' 120 has_learnt_more 0
 
 [ "$(in_learner id -u)" = 10001 ] || fail 'the user is not 10001'
-[ "$(in_learner cat /proc/1/comm)" = python ] || fail 'process 1 is not Python'
+in_learner grep -qa '^python.experiment.py' /proc/1/cmdline ||
+  fail 'process 1 is not the program'
 if in_learner ls runs/test/checkpoints/checkpoint >/dev/null 2>&1; then
   fail 'there is a checkpoint already: the stop would prove nothing'
 fi
 
-"$engine" stop --time 60 $run-learner >/dev/null
-[ "$(exit_code learner)" = 0 ] || fail 'the learner did not end in good order'
-log_has learner 'Saved' || fail 'the learner did not save'
-echo 'ok: SIGTERM ends the learner, which saves'
-for name in actor0 actor1; do
-  wait_for "$name ends with the learner" 120 has_ended "$name"
-  [ "$(exit_code "$name")" = 0 ] || fail "$name did not end in good order"
-done
+stop() {  # Expects a container to end in good order.
+  "$engine" stop --time 60 "$run-$1" >/dev/null
+  local code
+  code=$("$engine" inspect --format '{{.State.ExitCode}}' "$run-$1")
+  [ "$code" = 0 ] || fail "SIGTERM ends $1 with exit code $code"
+  echo "ok: SIGTERM ends $1"
+}
+
+points=$(count_points)
+stop learner
+log_has learner Saved || fail 'the learner did not save'
+"$engine" start $run-learner >/dev/null
+wait_for 'the learner goes on from there' 120 log_has learner 'continuing from'
+wait_for 'it learns from the same actors' 120 has_learnt_more "$points"
+stop actor0
+stop actor1
+stop learner
 
 "$engine" run --rm --network none --volume "$run:/impala/runs" "$image" \
   --mode=test --logdir=runs/test --test_num_episodes=2
