@@ -24,11 +24,12 @@ RUN if [ "$GPU" = true ]; then set -- 'tensorflow[and-cuda]'; fi \
     -r requirements.txt "$@"
 
 # DeepMind Lab, if its wheel lies in wheels/: it renders by OSMesa, and calls
-# zip for each map that it compiles. Importing it finds the wrong Python.
+# zip for each map that it compiles. Importing it shows a wheel for another
+# Python. A mount would spare the copy, but not all builders see it change.
+COPY wheels /wheels
 # Debian's release and the wheel itself hold the versions still.
 # hadolint ignore=DL3008,DL3013
-RUN --mount=type=bind,source=wheels,target=/wheels \
-  wheel=$(find /wheels -iname 'deepmind_lab*.whl') \
+RUN wheel=$(find /wheels -iname 'deepmind_lab*.whl') \
   && if [ -n "$wheel" ]; then \
     apt-get update \
     && apt-get install --yes --no-install-recommends libosmesa6 zip \
