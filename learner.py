@@ -287,7 +287,6 @@ class Learner:
       with tf.control_dependencies([batch.level_index]):
         self._stage_next = area.put(tensors)
     batch = actor.stack_frames(batch)
-
     self._popart = statistics = None
     if agent.popart_levels is not None:
       self._popart = popart.PopArt(agent.baseline_head)

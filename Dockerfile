@@ -1,0 +1,50 @@
+# The program in a container: README, "Containers".
+#
+#   docker build -t impala .
+#   docker build -t impala:gpu --build-arg GPU=true .
+
+# DeepMind Lab is built for one version of Python: take the same here. Debian's
+# release is named, since a later one has no libosmesa6.
+ARG PYTHON=3.11
+FROM python:${PYTHON}-slim-bookworm
+
+ENV PYTHONUNBUFFERED=1
+WORKDIR /impala
+
+# A number, by which Kubernetes can tell that it is not root's. A new volume
+# mounted on runs/ takes over its owner.
+RUN useradd --uid 10001 --create-home impala \
+  && install --directory --owner=10001 --group=10001 runs
+
+# What changes least comes first: a change of the code installs nothing again.
+ARG GPU=false
+COPY requirements.txt .
+RUN if [ "$GPU" = true ]; then set -- 'tensorflow[and-cuda]'; fi \
+  && pip install --no-cache-dir --root-user-action=ignore \
+    -r requirements.txt "$@"
+
+# DeepMind Lab, if its wheel lies in wheels/: it renders by OSMesa, and calls
+# zip for each map that it compiles. Importing it shows a wheel for another
+# Python. A mount would spare the copy, but not all builders see it change.
+COPY wheels /wheels
+# Debian's release and the wheel itself hold the versions still.
+# hadolint ignore=DL3008,DL3013
+RUN wheel=$(find /wheels -iname 'deepmind_lab*.whl') \
+  && if [ -n "$wheel" ]; then \
+    apt-get update \
+    && apt-get install --yes --no-install-recommends libosmesa6 zip \
+    && rm -rf /var/lib/apt/lists/* \
+    && pip install --no-cache-dir --root-user-action=ignore "$wheel" \
+    && python -c 'import deepmind_lab'; \
+  fi
+
+COPY configs configs
+COPY *.py ./
+
+USER 10001:10001
+
+# Process 1 is the program itself: SIGTERM reaches it, and it saves.
+ENTRYPOINT ["python", "experiment.py"]
+
+# No HEALTHCHECK: neither a run on one machine nor an actor has a port to ask,
+# and what fails ends by itself. compose.yaml and kubernetes/ ask the learner's.
