@@ -108,7 +108,9 @@ def test_sets_each_flag_once(path):
 
 @pytest.mark.parametrize('path', _FILES, ids=lambda path: path.name)
 def test_each_line_is_short_enough_to_read(path):
-  assert max(map(len, path.read_text().splitlines())) <= 80
+  # A flag cannot be broken: a list of levels may be longer.
+  lines = path.read_text().splitlines()
+  assert max(len(line) for line in lines if not line.startswith('--')) <= 80
 
 
 def test_pong_is_the_default():
