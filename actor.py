@@ -119,8 +119,8 @@ def stack_frames(batch: ActorOutput) -> ActorOutput:
     batch: unrolls, time-major.
 
   Returns:
-    The batch with the observations that the environments gave: frames are uint8
-    [T + 1, B, S, H, W]. As it was if no frames are stacked.
+    The batch with the stacks that the environments gave, as the agent sees
+    them: float32 [T + 1, B, S, H, W]. As it was if no frames are stacked.
   """
   if isinstance(batch.earlier_frames, tuple):
     return batch
@@ -140,7 +140,9 @@ def stack_frames(batch: ActorOutput) -> ActorOutput:
     tf.reshape(tf.transpose(batch.earlier_frames, [1, 0, 2, 3]), [-1, *shape]),
     tf.reshape(observation.frame, [-1, *shape]),
   ]
-  stacks = tf.gather(tf.concat(table, axis=0), tf.transpose(rows, [0, 2, 1]))
+  # Before each is there four times.
+  table = networks.scale_frames(tf.concat(table, axis=0))
+  stacks = tf.gather(table, tf.transpose(rows, [0, 2, 1]))
   return batch._replace(
     env_outputs=batch.env_outputs._replace(
       observation=observation._replace(frame=stacks)

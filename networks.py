@@ -44,26 +44,35 @@ class AgentOutput(NamedTuple):
   baseline: tf.Tensor
 
 
+def scale_frames(frames: tf.Tensor) -> tf.Tensor:
+  """Maps uint8 to float32 in [0, 1]; what is float32 stays as it is."""
+  if frames.dtype == tf.uint8:
+    return tf.cast(frames, tf.float32) / 255.0
+  return frames
+
+
 class ShallowTorso(snt.Module):
   """Two convolutions: the feed-forward network of Mnih et al. (2016)."""
 
-  def __init__(self, name: str = 'shallow_torso'):
+  def __init__(self, stack: int = 1, name: str = 'shallow_torso'):
+    """Makes the layers, for frames or for stacks of `stack` frames."""
     super().__init__(name=name)
-    self._network = snt.Sequential(
-      [
-        snt.Conv2D(16, 8, 4, padding='VALID'),
-        tf.nn.relu,
-        snt.Conv2D(32, 4, 2, padding='VALID'),
-        tf.nn.relu,
-        snt.Flatten(),
-        snt.Linear(_HIDDEN_SIZE),
-        tf.nn.relu,
-      ]
-    )
+    if stack > 1:
+      # The same as if the frames were channels; but to transpose them first
+      # costs as much as half of the convolution.
+      self._first = snt.Conv3D(16, [stack, 8, 8], [1, 4, 4], padding='VALID')
+    else:
+      self._first = snt.Conv2D(16, 8, 4, padding='VALID')
+    self._second = snt.Conv2D(32, 4, 2, padding='VALID')
+    self._linear = snt.Linear(_HIDDEN_SIZE)
 
   def __call__(self, frames: tf.Tensor) -> tf.Tensor:
-    """Maps float32 [N, H, W, C] to features, float32 [N, 256]."""
-    return self._network(frames)
+    """Maps float32 [N, H, W, C] or [N, S, H, W, 1] to float32 [N, 256]."""
+    features = tf.nn.relu(self._first(frames))
+    if frames.shape.rank == 5:
+      features = tf.squeeze(features, axis=1)
+    features = tf.nn.relu(self._second(features))
+    return tf.nn.relu(self._linear(snt.flatten(features)))
 
 
 class ResidualBlock(snt.Module):
@@ -91,8 +100,10 @@ class DeepTorso(snt.Module):
     self._linear = snt.Linear(_HIDDEN_SIZE)
 
   def __call__(self, frames: tf.Tensor) -> tf.Tensor:
-    """Maps float32 [N, H, W, C] to features, float32 [N, 256]."""
+    """Maps float32 [N, H, W, C] or [N, S, H, W, 1] to float32 [N, 256]."""
     features = frames
+    if frames.shape.rank == 5:  # The stack's frames are the channels.
+      features = tf.transpose(frames[..., 0], [0, 2, 3, 1])
     for convolution, first, second in self._sections:
       features = tf.nn.max_pool2d(convolution(features), 3, 2, 'SAME')
       features = second(first(features))
@@ -304,12 +315,9 @@ class Agent(snt.Module):
       [T, B, N]; and the state after the last step.
     """
     (frame, instruction), done = env_outputs.observation, env_outputs.done
-    if frame.dtype == tf.uint8:
-      frame = tf.cast(frame, tf.float32) / 255.0
-      if self._spec.stack > 1:  # The stack's frames are the channels.
-        frame = tf.transpose(frame, [0, 1, 3, 4, 2])
-      elif frame.shape.rank == 4:  # Grey, [T, B, H, W].
-        frame = frame[..., tf.newaxis]
+    frame = scale_frames(frame)
+    if len(self._spec.frame_shape) == 2:  # Grey.
+      frame = frame[..., tf.newaxis]
     features = [
       snt.BatchApply(self._torso)(frame),
       tf.clip_by_value(env_outputs.reward, -1.0, 1.0)[..., None],
@@ -367,8 +375,6 @@ def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
       f'agent {torso!r} does not fit observations that are {kind} '
       f'(shape {spec.frame_shape}): use {fitting}'
     )
-  return {
-    'shallow': ShallowTorso,
-    'deep': DeepTorso,
-    'vector': VectorTorso,
-  }[torso]()
+  if torso == 'shallow':
+    return ShallowTorso(spec.stack)
+  return {'deep': DeepTorso, 'vector': VectorTorso}[torso]()

@@ -296,7 +296,7 @@ class TestStackFrames:
         assert stacks.shape == [_T + 1, 1, 4, 4, 4]
         for t in range(_T + 1):
           given = envs.outputs[i][k * _T + t].observation.frame
-          np.testing.assert_array_equal(stacks[t, 0], given)
+          np.testing.assert_allclose(stacks[t, 0], given / 255, atol=1e-7)
 
   def test_keeps_unrolls_of_a_batch_apart(self):
     envs = ScriptedEnvironments([1, 3, 7, 1000], stack=3)

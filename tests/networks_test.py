@@ -242,16 +242,21 @@ class TestRecurrence:
 
 class TestPixels:
   def test_frames_of_a_stack_are_channels(self):
-    agent = networks.Agent(_SMALL_IMAGE, 'shallow', use_lstm=False)
-    seen = []
-    torso = agent._torso
-    agent._torso = lambda frames: seen.append(frames) or torso(frames)
-    last_actions, outputs = _inputs(_SMALL_IMAGE, 2, 3)
-    agent.unroll(last_actions, outputs, ())
-    stacks = outputs.observation.frame.numpy().reshape([6, 4, 36, 36])
-    np.testing.assert_allclose(
-      seen[0], np.moveaxis(stacks, 1, 3) / 255, atol=1e-7
-    )
+    frames = tf.random.uniform([3, 36, 36, 4])
+    stacks = tf.transpose(frames, [0, 3, 1, 2])[..., tf.newaxis]
+    for of_stacks, of_channels in (
+      (networks.ShallowTorso(stack=4), networks.ShallowTorso()),
+      (networks.DeepTorso(), networks.DeepTorso()),
+    ):
+      one, other = of_stacks(stacks), of_channels(frames)
+      assert not np.allclose(one, other)
+      for mine, theirs in zip(
+        of_channels.variables, of_stacks.variables, strict=True
+      ):
+        if mine.shape != theirs.shape:  # [4, 8, 8, 1, 16]
+          theirs = tf.transpose(theirs[..., 0, :], [1, 2, 0, 3])
+        mine.assign(theirs)
+      np.testing.assert_allclose(one, of_channels(frames), atol=1e-5)
 
   @pytest.mark.parametrize('spec', [_SMALL_IMAGE, _COLOURS])
   def test_enter_as_0_to_1(self, spec):
@@ -268,8 +273,8 @@ class TestPixels:
         agent.initial_state(1),
       )
       last = seen[-1][-1]
-      channels = 4 if spec.stack == 4 else 3
-      assert last.shape == [*spec.frame_shape[:2], channels]
+      shape = [4, 36, 36, 1] if spec.stack == 4 else spec.frame_shape
+      assert last.shape == shape
       assert last.dtype == tf.float32
       np.testing.assert_allclose(last, value / 255)
 
@@ -347,7 +352,7 @@ class TestTorsos:
       agent = networks.Agent(_SMALL_IMAGE, torso, use_lstm=False)
       agent.unroll(*_inputs(_SMALL_IMAGE, 1, 1), agent.initial_state(1))
       ranks = [w.shape.rank for w in agent.trainable_variables]
-      assert ranks.count(4) == count
+      assert ranks.count(4) + ranks.count(5) == count
 
   @pytest.mark.parametrize(
     ('torso', 'spec', 'message'),
