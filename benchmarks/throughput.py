@@ -241,7 +241,7 @@ def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
     flops = 0
     for op in graph.get_operations():
       # All but the last dimension of the weights are summed over.
-      if op.type in ('Conv2D', 'MatMul'):
+      if op.type in ('Conv2D', 'Conv3D', 'MatMul'):
         summed = math.prod(op.inputs[1].shape[:-1])
         flops += 2 * op.outputs[0].shape.num_elements() * summed
   return flops
