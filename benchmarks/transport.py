@@ -133,7 +133,8 @@ class LearnerSide:
 
   def receive(self, num_batches: int) -> None:
     """Takes so many batches."""
-    options = tf1.RunOptions(inter_op_thread_pool=-1)  # As in `learner.Learner`.
+    # As in `learner.Learner.run`.
+    options = tf1.RunOptions(inter_op_thread_pool=-1)
     self._stage()
     for _ in range(num_batches - 1):
       self._step(options=options)
@@ -291,6 +292,7 @@ def main(argv):
   """Measures, prints and writes."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  link.keep_memory()  # As actors do.
   rounds = []
   with contextlib.ExitStack() as stack:
     sides = [
