@@ -134,6 +134,7 @@ def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
 def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
   """Plays for a learner in another process."""
   link.hide_gpus()
+  link.keep_memory()
   envs = settings.make_envs(
     level_names, True, FLAGS.envs_per_actor, cluster.task
   )

@@ -1,6 +1,8 @@
 """An actor's connection to its learner, which may go and come back."""
 
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import ctypes
 import json
 import os
 import secrets
@@ -30,6 +32,10 @@ _NOTICE_SECS = 10.0
 _LOOK_SECS = 2.0
 # What a thread is given to end.
 _END_SECS = 10.0
+# Of glibc's `mallopt`, and values for them in bytes: the first is the highest
+# that it takes.
+_M_MMAP_THRESHOLD, _LARGE = -3, 32 << 20
+_M_TRIM_THRESHOLD, _NEVER = -1, 1 << 30
 
 # What happens to calls when a learner dies, restarts, closes its queue before
 # it ends, or cannot be reached.
@@ -272,6 +278,19 @@ class Link:
 def hide_gpus() -> None:
   """Leaves all GPUs to the learner; before TensorFlow looks for them."""
   os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
+
+
+def keep_memory() -> None:
+  """Has the C library keep what a message took, for the next one.
+
+  It would give it back and get it anew, zeroed and page by page: more work than
+  all the rest of sending an unroll of DeepMind Lab. Other libraries than glibc
+  are left as they are.
+  """
+  with contextlib.suppress(AttributeError):
+    mallopt = ctypes.CDLL(None).mallopt
+    mallopt(_M_MMAP_THRESHOLD, _LARGE)
+    mallopt(_M_TRIM_THRESHOLD, _NEVER)
 
 
 def play(

@@ -1,6 +1,7 @@
 """Tests of link.py, against a learner's server in this process."""
 
 import json
+import resource
 import socket
 import threading
 import time
@@ -273,3 +274,17 @@ def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
     f'no learner at {cluster.learner_host} for 0.5 s (--connect_timeout_secs):'
     ' Connection refused'
   )
+
+
+def test_memory_of_messages_is_kept():
+  def count_faults():
+    start = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+      message = [np.ones([3_000_000], np.uint8) for _ in range(4)]
+      del message
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
+
+  link.keep_memory()
+  count_faults()
+  # Each message has 3000 pages.
+  assert count_faults() < 3000

@@ -1,0 +1,324 @@
+"""Measures what it costs to move unrolls from an actor to its learner.
+
+  python -m benchmarks.transport --json=FILE.json
+
+Two processes, wired as in training on several machines, but the actor does not
+play and the learner does not train. By turns with it, in rounds, a plain TCP
+connection between the same processes moves as many bytes in messages of the
+same size. See benchmarks/README.md.
+"""
+
+from collections.abc import Callable
+import contextlib
+import json
+import math
+import multiprocessing
+from multiprocessing import connection
+import socket
+import time
+from typing import NamedTuple
+
+from absl import app
+from absl import flags
+import numpy as np
+
+import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
+
+# isort: split
+import tensorflow as tf
+from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
+
+import actor
+from benchmarks import report
+import distributed
+import environments
+import learner
+import link
+import local_cluster
+import networks
+
+tf1 = tf.compat.v1
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
+flags.DEFINE_float('megabytes', 1500.0, 'What each measurement moves.')
+flags.DEFINE_string('json', None, 'Where to write all rounds.')
+
+_BATCH_SIZE = 32
+_SETTINGS = {'num_actors': 1}
+
+
+class Case(NamedTuple):
+  """What is moved.
+
+  Attributes:
+    name: in the results.
+    spec: of the environments.
+    unroll_length: T.
+    at_once: unrolls that an actor enqueues together.
+  """
+
+  name: str
+  spec: environments.EnvironmentSpec
+  unroll_length: int
+  at_once: int
+
+  def specs(self) -> actor.ActorOutput:
+    """Returns `actor.unroll_specs`, with the state of an LSTM."""
+    agent = networks.Agent(self.spec, 'deep', use_lstm=True)
+    return actor.unroll_specs(agent, self.spec, self.unroll_length)
+
+
+_ATARI = environments.EnvironmentSpec(
+  frame_shape=(84, 84),
+  frame_dtype=np.dtype(np.uint8),
+  num_actions=18,
+  frames_per_step=4,
+  stack=4,
+  action_meanings=None,
+)
+_LAB = environments.EnvironmentSpec(
+  frame_shape=(72, 96, 3),
+  frame_dtype=np.dtype(np.uint8),
+  num_actions=9,
+  frames_per_step=4,
+  stack=1,
+  action_meanings=None,
+  has_instruction=True,
+)
+# Games step as two groups, a group's unrolls are full together; levels of Lab
+# step on their own.
+_CASES = (
+  Case('Atari', _ATARI, unroll_length=20, at_once=8),
+  Case('Lab', _LAB, unroll_length=100, at_once=1),
+)
+
+
+def count_bytes(specs: actor.ActorOutput) -> int:
+  """Returns the bytes of one unroll."""
+  return sum(
+    spec.shape.num_elements() * spec.dtype.size
+    for spec in tf.nest.flatten(specs)
+  )
+
+
+class LearnerSide:
+  """The learner's way from its queue to its staging area, without training."""
+
+  def __init__(self, cluster: distributed.Cluster, specs: actor.ActorOutput):
+    """Starts the server; actors may come."""
+    self._server = distributed.start_server(cluster)
+    with tf.Graph().as_default(), distributed.on_learner(cluster):
+      queue = actor.make_queue(specs, _BATCH_SIZE)
+      # As in `learner.Learner`.
+      flat = queue.dequeue_many(_BATCH_SIZE)
+      batch = learner.time_major(tf.nest.pack_sequence_as(specs, flat))
+      tensors = tf.nest.flatten(batch)
+      area = data_flow_ops.StagingArea(
+        [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
+      )
+      stage, first = area.put(tensors), area.get()[0]
+      with tf.control_dependencies([first]):
+        stage_next = area.put(tensors)
+      with tf1.device(cluster.learner_device):
+        board = distributed.Board(cluster.num_actors)
+      session = tf1.Session(self._server.target)
+      board.open(session, json.dumps(_SETTINGS))
+      self._stage = session.make_callable(stage)
+      self._unstage = session.make_callable(first)
+      self._step = session.make_callable(
+        (first, stage_next), accept_options=True
+      )
+
+  def receive(self, num_batches: int) -> None:
+    """Takes so many batches."""
+    # As in `learner.Learner.run`.
+    options = tf1.RunOptions(inter_op_thread_pool=-1)
+    self._stage()
+    for _ in range(num_batches - 1):
+      self._step(options=options)
+    self._unstage()
+
+
+def serve(
+  case: Case, port: int, tcp_port: int, orders: connection.Connection
+) -> None:
+  """Is the learner's process.
+
+  Args:
+    case: what comes.
+    port: of the learner.
+    tcp_port: where the actor listens for a plain connection.
+    orders: brings what to receive, 'unrolls' or 'bytes', and how many batches,
+      until it is closed; takes the CPU seconds of each, and 0 when all is
+      ready.
+  """
+  specs = case.specs()
+  side = LearnerSide(_cluster('learner', port), specs)
+  stream = socket.create_connection(('localhost', tcp_port))
+  batch = memoryview(bytearray(_BATCH_SIZE * count_bytes(specs)))
+
+  def receive_bytes(num_batches):
+    for _ in range(num_batches):
+      received = 0
+      while received < len(batch):
+        received += stream.recv_into(batch[received:])
+
+  receive = {'unrolls': side.receive, 'bytes': receive_bytes}
+  orders.send(0.0)
+  with contextlib.suppress(EOFError):
+    while True:
+      what, num_batches = orders.recv()
+      start = time.process_time()
+      receive[what](num_batches)
+      orders.send(time.process_time() - start)
+
+
+def _cluster(job_name, port):
+  return distributed.Cluster(job_name, 0, (f'localhost:{port}',), 1)
+
+
+class Cost(NamedTuple):
+  """What it took to move some batches: seconds in all, and of processors."""
+
+  secs: float
+  actor_cpu_secs: float
+  learner_cpu_secs: float
+
+
+class ActorSide:
+  """An actor that has played already, with a learner in another process."""
+
+  def __init__(self, case: Case):
+    """Starts the learner and connects."""
+    specs = case.specs()
+    self.unroll_bytes = count_bytes(specs)
+    self._at_once = case.at_once
+    # As many environments as a batch needs, indexed first, as in `actor.Actor`.
+    self._unrolls = [
+      np.ones([_BATCH_SIZE, *spec.shape], spec.dtype.as_numpy_dtype)
+      for spec in tf.nest.flatten(specs)
+    ]
+    self._bytes = np.ones([_BATCH_SIZE, self.unroll_bytes], np.uint8)
+    (port,) = local_cluster.find_free_ports(1)
+    with socket.create_server(('localhost', 0)) as server:
+      spawn = multiprocessing.get_context('spawn')
+      self._orders, theirs = spawn.Pipe()
+      self._process = spawn.Process(
+        target=serve,
+        args=(case, port, server.getsockname()[1], theirs),
+        daemon=True,
+      )
+      self._process.start()
+      theirs.close()
+      self._orders.recv()
+      self._stream, _ = server.accept()
+    self._link = link.Link(
+      _cluster('actor', port),
+      specs,
+      _BATCH_SIZE,
+      weights=[],
+      settings=_SETTINGS,
+      timeout_secs=60.0,
+      should_stop=lambda: not self._process.is_alive(),
+    )
+    self._link.look()
+
+  def measure_unrolls(self, num_batches: int) -> Cost:
+    """Enqueues batches, as `actor.Actor` does."""
+
+    def send(ids):
+      self._link.enqueue(*(array[ids] for array in self._unrolls))
+
+    return self._measure('unrolls', num_batches, send)
+
+  def measure_bytes(self, num_batches: int) -> Cost:
+    """Moves as many bytes, in messages of the same size, over plain TCP."""
+
+    def send(ids):
+      self._stream.sendall(self._bytes[ids[0] : ids[-1] + 1])
+
+    return self._measure('bytes', num_batches, send)
+
+  def _measure(self, what, num_batches, send: Callable) -> Cost:
+    self._orders.send((what, num_batches))
+    groups = np.arange(_BATCH_SIZE).reshape([-1, self._at_once])
+    start, cpu_start = time.perf_counter(), time.process_time()
+    for _ in range(num_batches):
+      for ids in groups:
+        send(ids)
+    learner_cpu_secs = self._orders.recv()
+    return Cost(
+      time.perf_counter() - start,
+      time.process_time() - cpu_start,
+      learner_cpu_secs,
+    )
+
+  def close(self) -> None:
+    """Ends the learner."""
+    self._link.leave()
+    self._stream.close()
+    self._orders.close()
+    self._process.join()
+
+
+def measure(case: Case, side: ActorSide, megabytes: float) -> dict[str, float]:
+  """Returns the figures of one round, by name."""
+  num_batches = math.ceil(megabytes * 1e6 / (_BATCH_SIZE * side.unroll_bytes))
+  num_unrolls = num_batches * _BATCH_SIZE
+  megabytes = num_unrolls * side.unroll_bytes / 1e6
+  frames = num_unrolls * case.unroll_length * case.spec.frames_per_step
+  unrolls = side.measure_unrolls(num_batches)
+  tcp = side.measure_bytes(num_batches)
+  figures = {
+    'unrolls (MB/s)': megabytes / unrolls.secs,
+    'unrolls (frames/s)': frames / unrolls.secs,
+    'unrolls, actor (CPU-ms each)': 1e3 * unrolls.actor_cpu_secs / num_unrolls,
+    'unrolls, learner (CPU-ms each)': (
+      1e3 * unrolls.learner_cpu_secs / num_unrolls
+    ),
+    'plain TCP (MB/s)': megabytes / tcp.secs,
+    'plain TCP, actor (CPU-ms each)': 1e3 * tcp.actor_cpu_secs / num_unrolls,
+    'plain TCP, learner (CPU-ms each)': (
+      1e3 * tcp.learner_cpu_secs / num_unrolls
+    ),
+    'unrolls / plain TCP': tcp.secs / unrolls.secs,
+  }
+  return {f'{case.name}: {name}': value for name, value in figures.items()}
+
+
+def main(argv):
+  """Measures, prints and writes."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  link.keep_memory()  # As actors do.
+  rounds = []
+  with contextlib.ExitStack() as stack:
+    sides = [
+      stack.enter_context(contextlib.closing(ActorSide(case)))
+      for case in _CASES
+    ]
+    for i in range(-1, FLAGS.rounds):
+      figures = {}
+      for case, side in zip(_CASES, sides, strict=True):
+        figures |= measure(case, side, FLAGS.megabytes)
+      if i < 0:
+        continue  # A warm-up.
+      rounds.append(figures)
+      print(f'round {i + 1} of {FLAGS.rounds}', figures, flush=True)
+  report.finish(
+    rounds,
+    FLAGS.json,
+    {
+      'unroll_bytes': {
+        case.name: side.unroll_bytes
+        for case, side in zip(_CASES, sides, strict=True)
+      },
+      'unrolls_at_once': {case.name: case.at_once for case in _CASES},
+    },
+  )
+
+
+if __name__ == '__main__':
+  app.run(main)
