@@ -1,6 +1,6 @@
 """A learner and its actors, wired: in one process, or across several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import os
@@ -155,7 +155,7 @@ def build_distributed(
 
   def run(on_update, should_stop):
     if num_learners > 1:
-      with _watch(cluster, timeout_secs):
+      with limit_first_exchange(cluster, timeout_secs):
         session.run(learner.begin)
     learner.run(session, on_update, should_stop)
 
@@ -208,6 +208,34 @@ def _raise_failure(failure):
     raise failure
 
 
+@contextlib.contextmanager
+def limit_first_exchange(
+  cluster: distributed.Cluster, timeout_secs: float
+) -> Iterator[None]:
+  """Ends the process if the learners' first exchange takes longer.
+
+  Before it, TensorFlow asks the first learner for a number. That call has no
+  limit, nothing ends it, and while it runs no session can be closed.
+  """
+  is_done = threading.Event()
+
+  def watch():
+    if is_done.wait(_NOTICE_SECS):
+      return
+    print(f'Waiting for {", ".join(_other_hosts(cluster))}.', flush=True)
+    # The exchange itself ends earlier, and then in good order.
+    if not is_done.wait(timeout_secs):
+      problem = _describe_silence(cluster, timeout_secs)
+      print(f'Error: {problem}.', file=sys.stderr, flush=True)
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    is_done.set()
+
+
 def raise_failure(
   failure: Exception | None, cluster: distributed.Cluster, timeout_secs: float
 ) -> None:
@@ -251,28 +279,3 @@ def _describe_silence(cluster, timeout_secs):
 
 def _other_hosts(cluster):
   return [h for h in cluster.learner_hosts if h != cluster.learner_host]
-
-
-@contextlib.contextmanager
-def _watch(cluster, timeout_secs):
-  """Ends the process if the learners' first exchange takes longer.
-
-  Before it, TensorFlow asks the first learner for a number, without a limit,
-  and nothing ends that call: no session could be closed.
-  """
-  is_done = threading.Event()
-
-  def watch():
-    if is_done.wait(min(_NOTICE_SECS, timeout_secs)):
-      return
-    print(f'Waiting for {", ".join(_other_hosts(cluster))}.', flush=True)
-    if not is_done.wait(timeout_secs - _NOTICE_SECS):
-      problem = _describe_silence(cluster, timeout_secs)
-      print(f'Error: {problem}.', file=sys.stderr, flush=True)
-      os._exit(1)
-
-  threading.Thread(target=watch, daemon=True).start()
-  try:
-    yield
-  finally:
-    is_done.set()

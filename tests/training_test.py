@@ -1,5 +1,6 @@
 """Tests of training.py: what is said when learners lose each other."""
 
+import queue
 import socket
 
 import pytest
@@ -55,3 +56,20 @@ def test_other_failures_are_passed_on():
 def _raise(error, hosts):
   cluster = distributed.Cluster('learner', 0, hosts, 2)
   training.raise_failure(error(None, None, 'why'), cluster, 7)
+
+
+def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
+  cluster = distributed.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
+  exits = queue.Queue()
+  monkeypatch.setattr(training.os, '_exit', exits.put)
+  monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
+  with training.limit_first_exchange(cluster, 60):
+    pass
+  with training.limit_first_exchange(cluster, 0.1):
+    assert exits.get(timeout=10) == 1
+  assert exits.empty()
+  out, err = capsys.readouterr()
+  assert out == 'Waiting for localhost:1.\n'
+  assert err.startswith(
+    'Error: waited 0.1 s (--connect_timeout_secs) to update'
+  )
