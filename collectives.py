@@ -1,6 +1,7 @@
 """Several learners that update as one (paper, figure 1, right)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 
 import tensorflow as tf
 
@@ -101,24 +102,28 @@ class Group:
     self._last = [result.op]
     return result
 
-  def copy_first(self, variables: Sequence[tf.Variable]) -> tf.Operation:
-    """Sets the variables of all learners to what the first one's are.
+  @contextlib.contextmanager
+  def apart(self) -> Iterator[None]:
+    """Makes exchanges that are run without those built elsewhere."""
+    others, self._last = self._last, []
+    yield
+    self._last = others
 
-    To be run by itself, before all other exchanges.
-    """
+  def copy_first(self, variables: Sequence[tf.Variable]) -> tf.Operation:
+    """Sets the variables of all learners to what the first one's are."""
     if self.size == 1:
       return tf.no_op()
-    self._last = []
     copies = []
-    for dtype in dict.fromkeys(variable.dtype for variable in variables):
-      same = [variable for variable in variables if variable.dtype == dtype]
-      values = [variable.read_value() for variable in same]
-      if self._task:
-        values = [tf.zeros_like(value) for value in values]
-      copies += [
-        variable.assign(value)
-        for variable, value in zip(same, self.sum(values), strict=True)
-      ]
+    with self.apart():
+      for dtype in dict.fromkeys(variable.dtype for variable in variables):
+        same = [variable for variable in variables if variable.dtype == dtype]
+        values = [variable.read_value() for variable in same]
+        if self._task:
+          values = [tf.zeros_like(value) for value in values]
+        copies += [
+          variable.assign(value)
+          for variable, value in zip(same, self.sum(values), strict=True)
+        ]
     return tf.group(*copies)
 
 

@@ -1,12 +1,15 @@
 """A learner and its actors, wired: in one process, or across several."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
+import dataclasses
 import functools
+import json
 import os
 import sys
 import threading
-from typing import NamedTuple
+from typing import Any, NamedTuple
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -134,11 +137,12 @@ def build_distributed(
     hyperparameters: of the update.
     queue_capacity: in unrolls.
     seed: of weights.
-    settings: what actors have to agree with; see `distributed.Board`.
+    settings: what actors have to agree with, JSON; see `distributed.Board`.
     timeout_secs: how long it waits for other learners in an update.
   """
   tf1.set_random_seed(seed)
   num_learners = len(cluster.learner_hosts)
+  shared = json.loads(settings) | dataclasses.asdict(hyperparameters)
   group = collectives.Group(
     num_learners, cluster.task, cluster.learner_device, timeout_secs
   )
@@ -146,6 +150,7 @@ def build_distributed(
     learner, queue, _ = build_learner(
       spec, make_agent, hyperparameters, queue_capacity, group
     )
+    codes = exchange_codes(group, shared)
     queue_size = queue.size()
     close_queue = queue.close(cancel_pending_enqueues=True)
     with tf1.device(cluster.learner_device):
@@ -156,7 +161,8 @@ def build_distributed(
   def run(on_update, should_stop):
     if num_learners > 1:
       with limit_first_exchange(cluster, timeout_secs):
-        session.run(learner.begin)
+        check_codes(session.run(codes))
+      session.run(learner.begin)
     learner.run(session, on_update, should_stop)
 
   def is_over():
@@ -206,6 +212,40 @@ def build_learner(
 def _raise_failure(failure):
   if failure:
     raise failure
+
+
+def exchange_codes(
+  group: collectives.Group, settings: Mapping[str, Any]
+) -> dict[str, tf.Tensor]:
+  """Makes the exchange by which learners compare their settings.
+
+  Args:
+    group: the learners.
+    settings: what they have to have in common.
+
+  Returns:
+    By name, int32 [n]: a number for the setting's value at each learner.
+  """
+  numbers = [
+    tf.constant([zlib.crc32(repr(value).encode()) >> 1], tf.int32)
+    for value in settings.values()
+  ]
+  with group.apart():
+    return dict(zip(settings, group.gather(numbers), strict=True))
+
+
+def check_codes(codes: Mapping[str, np.ndarray]) -> None:
+  """Checks what `exchange_codes` has brought.
+
+  Raises:
+    ValueError: learners differ in a setting.
+  """
+  names = [name for name, numbers in codes.items() if len(set(numbers)) > 1]
+  if names:
+    raise ValueError(
+      f'the learners differ in {", ".join(names)}: start all of them with the '
+      'same flags.'
+    )
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _unroll(specs, seed):
   return tf.nest.map_structure(fill, specs)._replace(policy_update=np.int64(0))
 
 
-def _start_two():
+def start_two():
   hosts = tuple(f'localhost:{link_test.free_port()}' for _ in range(2))
   clusters = [distributed.Cluster('learner', k, hosts, 2) for k in range(2)]
   return clusters, [distributed.start_server(cluster) for cluster in clusters]
@@ -123,7 +123,7 @@ def _start_two():
 
 @pytest.mark.parametrize('popart_levels', [None, _SPEC.num_actions])
 def test_two_learners_are_one_with_twice_the_batch(popart_levels):
-  clusters, servers = _start_two()
+  clusters, servers = start_two()
 
   def train(k):
     # Learner k's share of each batch of 6 is 3; its first weights are others.
@@ -168,7 +168,7 @@ def test_one_learner_exchanges_nothing():
 
 
 def test_a_learner_waits_no_longer_than_told_and_can_save():
-  (cluster, _), (server, _) = _start_two()
+  (cluster, _), (server, _) = start_two()
   group = collectives.Group(2, 0, cluster.learner_device, timeout_secs=1.0)
   with tf.Graph().as_default(), distributed.on_learner(cluster):
     weight = tf.Variable([3.0])
@@ -186,7 +186,7 @@ def test_a_learner_waits_no_longer_than_told_and_can_save():
 def test_bits_survive_the_exchange():
   values = np.array([np.nan, 1e-40, -0.0, 3.3, np.inf], np.float32)
   shares = [np.stack([values, values * np.float32(k)]) for k in (3, 5)]
-  clusters, servers = _start_two()
+  clusters, servers = start_two()
 
   def exchange(k):
     group = collectives.Group(2, k, clusters[k].learner_device)

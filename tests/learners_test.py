@@ -64,7 +64,7 @@ def test_a_learner_that_stands_still_is_missed(tmp_path, stopped):
     silent, other = ((first, second), (second, first))[stopped]
     silent.process.send_signal(signal.SIGSTOP)
     begin = time.monotonic()
-    assert other.finish(timeout_secs=_TIMEOUT_SECS + 20.0) == 1
+    assert other.finish(timeout_secs=_TIMEOUT_SECS + 60.0) == 1
     assert time.monotonic() - begin > _TIMEOUT_SECS - 1
     (line,) = other.error_lines()
     host = hosts.split(',')[stopped]

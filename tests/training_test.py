@@ -1,14 +1,19 @@
 """Tests of training.py: what is said when learners lose each other."""
 
+import concurrent.futures
 import queue
 import socket
 
 import pytest
 import tensorflow as tf
 
+import collectives
 import distributed
+from tests import collectives_test
 from tests import link_test
 import training
+
+tf1 = tf.compat.v1
 
 
 @pytest.mark.parametrize(
@@ -73,3 +78,25 @@ def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
   assert err.startswith(
     'Error: waited 0.1 s (--connect_timeout_secs) to update'
   )
+
+
+def test_learners_with_other_settings_are_refused():  # E16
+  def exchange(k):
+    group = collectives.Group(2, k, clusters[k].learner_device)
+    with tf.Graph().as_default(), distributed.on_learner(clusters[k]):
+      codes = training.exchange_codes(
+        group, {'batch_size': 4 + k, 'levels': ['a'], 'agent': f'torso{k}'}
+      )
+      with tf1.Session(
+        servers[k].target, config=distributed.config(clusters[k])
+      ) as session:
+        return session.run(codes)
+
+  clusters, servers = collectives_test.start_two()
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    for codes in pool.map(exchange, range(2)):
+      with pytest.raises(
+        ValueError, match='differ in batch_size, agent: start'
+      ):
+        training.check_codes(codes)
+  training.check_codes({'batch_size': [4, 4]})
