@@ -1,6 +1,7 @@
 """Several learners that update as one (paper, figure 1, right)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+import contextlib
 
 import tensorflow as tf
 
@@ -11,25 +12,36 @@ _GROUP_KEY = 1
 class Group:
   """Learners, each with a part of the batch.
 
-  All of them build the same graph and run the same ops in the same order. An
-  op ends when all have run it, or with an error when one of them has died.
+  All of them build the same graph and run the same ops; exchanges that are run
+  together take place in the order in which they were built. An exchange ends
+  when all have come to it, or with an error: `UnavailableError` where one has
+  died, `DeadlineExceededError` where one did not come in time.
 
   Attributes:
     size: how many; one alone exchanges nothing.
   """
 
-  def __init__(self, size: int = 1, task: int = 0, device: str = ''):
+  def __init__(
+    self,
+    size: int = 1,
+    task: int = 0,
+    device: str = '',
+    timeout_secs: float = 0.0,
+  ):
     """Makes this learner's part.
 
     Args:
       size: how many learners.
       task: which one this is.
       device: its processor.
+      timeout_secs: how long it waits in an exchange for the others; 0 for ever.
     """
     self.size = size
     self._task = task
     self._device = device
+    self._timeout_secs = timeout_secs
     self._num_ops = 0
+    self._last = []
 
   def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     """Sums each tensor over all learners: one vector, one exchange.
@@ -40,38 +52,95 @@ class Group:
     if self.size == 1:
       return list(tensors)
     with tf.device(self._device):
-      vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
-      self._num_ops += 1
-      vector = tf.raw_ops.CollectiveReduceV2(
+      vector = self._exchange(
+        tf.raw_ops.CollectiveReduceV2, tensors, merge_op='Add', final_op='Id'
+      )
+      return [
+        tf.reshape(part, tensor.shape)
+        for part, tensor in zip(_split(vector, tensors), tensors, strict=True)
+      ]
+
+  def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Joins each tensor with those of all learners: one vector, one exchange.
+
+    Args:
+      tensors: bool, int32 or float32, with static shapes, [..., B].
+
+    Returns:
+      [..., n * B], exactly what the n learners have, in their order.
+    """
+    if self.size == 1:
+      return list(tensors)
+    with tf.device(self._device):
+      vector = self._exchange(
+        tf.raw_ops.CollectiveGatherV2, [_to_int32(t) for t in tensors]
+      )
+      parts = _split(tf.reshape(vector, [self.size, -1]), tensors)
+      return [
+        _from_int32(
+          tf.concat(tf.unstack(tf.reshape(part, [-1, *t.shape])), axis=-1),
+          t.dtype,
+        )
+        for part, t in zip(parts, tensors, strict=True)
+      ]
+
+  def _exchange(self, collective, tensors, **arguments):
+    """Runs `collective` on one vector of all tensors."""
+    vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+    self._num_ops += 1
+    with tf.control_dependencies(self._last):
+      result = collective(
         input=vector,
         group_size=self.size,
         group_key=_GROUP_KEY,
         instance_key=self._num_ops,
         ordering_token=[],
-        merge_op='Add',
-        final_op='Id',
         communication_hint='ring',
+        timeout_seconds=self._timeout_secs,
+        **arguments,
       )
-      sizes = [tensor.shape.num_elements() for tensor in tensors]
-      return [
-        tf.reshape(part, tensor.shape)
-        for part, tensor in zip(tf.split(vector, sizes), tensors, strict=True)
-      ]
+    self._last = [result.op]
+    return result
+
+  @contextlib.contextmanager
+  def apart(self) -> Iterator[None]:
+    """Makes exchanges that are run without those built elsewhere."""
+    others, self._last = self._last, []
+    yield
+    self._last = others
 
   def copy_first(self, variables: Sequence[tf.Variable]) -> tf.Operation:
     """Sets the variables of all learners to what the first one's are."""
     if self.size == 1:
       return tf.no_op()
     copies = []
-    for dtype in dict.fromkeys(variable.dtype for variable in variables):
-      same = [variable for variable in variables if variable.dtype == dtype]
-      values = [variable.read_value() for variable in same]
-      if self._task:
-        values = [tf.zeros_like(value) for value in values]
-      # One after the other, in the same order everywhere.
-      with tf.control_dependencies(copies):
+    with self.apart():
+      for dtype in dict.fromkeys(variable.dtype for variable in variables):
+        same = [variable for variable in variables if variable.dtype == dtype]
+        values = [variable.read_value() for variable in same]
+        if self._task:
+          values = [tf.zeros_like(value) for value in values]
         copies += [
           variable.assign(value)
           for variable, value in zip(same, self.sum(values), strict=True)
         ]
     return tf.group(*copies)
+
+
+ALONE = Group()
+
+
+def _split(vector, tensors):
+  """Cuts the last axis to the sizes of the tensors."""
+  return tf.split(vector, [t.shape.num_elements() for t in tensors], axis=-1)
+
+
+def _to_int32(tensor):
+  # The bits of a float: its value survives.
+  is_float = tensor.dtype == tf.float32
+  return tf.bitcast(tensor, tf.int32) if is_float else tf.cast(tensor, tf.int32)
+
+
+def _from_int32(tensor, dtype):
+  is_float = dtype == tf.float32
+  return tf.bitcast(tensor, dtype) if is_float else tf.cast(tensor, dtype)

@@ -241,6 +241,8 @@ def config(cluster: Cluster) -> tf1.ConfigProto | None:
     return None
   result = tf1.ConfigProto()
   result.experimental.collective_group_leader = '/job:learner/replica:0/task:0'
+  # Neither its session nor a save need the others.
+  result.device_filters.append(f'/job:learner/task:{cluster.task}')
   return result
 
 

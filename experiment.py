@@ -122,6 +122,7 @@ def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
       FLAGS.queue_capacity,
       FLAGS.seed,
       json.dumps(settings.agreed_settings(spec, level_names)),
+      FLAGS.connect_timeout_secs,
     )
     about = {'actors': distributed.describe_actors(cluster)} | about_envs
     with training.session:
@@ -194,7 +195,7 @@ def run_training(
 
   with workers_lib.stop_on_signals(workers.stop):
     training.start_actors(workers)
-    workers.start(lambda: learner.run(session, on_update, workers.should_stop))
+    workers.start(lambda: training.run(on_update, workers.should_stop))
     supervise(workers, monitor, training.queue_size)
     workers.join()
     if isinstance(workers.failure, tf.errors.InvalidArgumentError):
@@ -205,7 +206,7 @@ def run_training(
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
     training.linger()
-  training_lib.raise_failure(workers.failure)
+  training.raise_failure(workers.failure)
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run is not saved')
   print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
@@ -213,18 +214,15 @@ def run_training(
 
 def assist(training: training_lib.Training) -> None:
   """Trains beside the first learner, which restores, logs and saves."""
-  learner = training.learner
   workers = workers_lib.Workers(training.close_queue)
   with workers_lib.stop_on_signals(workers.stop):
     training.start_actors(workers)
-    workers.start(
-      lambda: learner.run(training.session, lambda _: None, workers.should_stop)
-    )
+    workers.start(lambda: training.run(lambda _: None, workers.should_stop))
     while not workers.wait(0.5):
       pass
     workers.join()
     training.linger()
-  training_lib.raise_failure(workers.failure)
+  training.raise_failure(workers.failure)
   print('This learner has ended.')
 
 

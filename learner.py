@@ -48,13 +48,13 @@ class Hyperparameters:
 
 
 class UpdateResult(NamedTuple):
-  """What one update reports, as fetched.
+  """What one update of n learners reports, as fetched.
 
   Attributes:
     num_environment_frames: int64 [], trained on after this update.
     scalars: name -> float32 [], see `compute_loss` and `Learner`.
-    level_index: int32 [B], which level each unroll was played on.
-    info: `environments.StepOutputInfo`, `[T + 1, B]`: what ended, with what.
+    level_index: int32 [n * B], which level each unroll was played on.
+    info: `environments.StepOutputInfo`, `[T + 1, n * B]`: what ended, how.
   """
 
   num_environment_frames: tf.Tensor
@@ -82,10 +82,8 @@ def clip_rewards(rewards: tf.Tensor, reward_clipping: str) -> tf.Tensor:
     return tf.where(rewards < 0, 0.3 * squeezed, squeezed) * 5.0
   if reward_clipping == 'none':
     return rewards
-  raise ValueError(
-    f'reward_clipping {reward_clipping!r} is not one of '
-    + ', '.join(REWARD_CLIPPINGS)
-  )
+  names = ', '.join(REWARD_CLIPPINGS)
+  raise ValueError(f'reward_clipping {reward_clipping!r} is not one of {names}')
 
 
 def compute_baseline_loss(advantages: tf.Tensor) -> tf.Tensor:
@@ -157,6 +155,7 @@ def compute_loss(
   batch: actor.ActorOutput,
   hyperparameters: Hyperparameters,
   statistics: popart.Statistics | None = None,
+  group: collectives.Group = collectives.ALONE,
 ) -> tuple[tf.Tensor, dict[str, tf.Tensor], popart.Statistics | None]:
   """Computes the loss of one batch of unrolls.
 
@@ -165,6 +164,7 @@ def compute_loss(
     batch: time-major, `[T + 1, B, ...]`.
     hyperparameters: weights of the losses, discounting, reward clipping.
     statistics: of the levels, with PopArt.
+    group: the learners that update together: their targets count alike.
 
   Returns:
     The loss, a float32 scalar; scalars to report by name; and the statistics
@@ -197,9 +197,8 @@ def compute_loss(
   )
   advantages, errors = corrected.pg_advantages, corrected.vs - values
   if statistics is not None:
-    statistics = popart.update_statistics(
-      statistics, corrected.vs, batch.level_index
-    )
+    targets, level_index = group.gather([corrected.vs, batch.level_index])
+    statistics = popart.update_statistics(statistics, targets, level_index)
     # Of normalised targets and values: the mean cancels out.
     scale = tf.gather(statistics.scale, batch.level_index)
     advantages, errors = advantages / scale, errors / scale
@@ -244,6 +243,7 @@ class Learner:
 
   Attributes:
     agent: holds the weights that actors copy.
+    begin: op, to be run once by several learners: all become as the first.
     num_environment_frames: int64 variable, frames trained on.
     num_updates: int64 variable.
     variables: all that a checkpoint must hold.
@@ -256,7 +256,7 @@ class Learner:
     specs: actor.ActorOutput,
     frames_per_step: int,
     hyperparameters: Hyperparameters,
-    group: collectives.Group | None = None,
+    group: collectives.Group = collectives.ALONE,
   ):
     """Builds the ops.
 
@@ -266,10 +266,10 @@ class Learner:
       specs: the shape and dtype of one unroll.
       frames_per_step: environment frames of one agent step.
       hyperparameters: of the update.
-      group: the learners that update together; None for this one alone.
+      group: the learners that update together.
     """
     self.agent = agent
-    self._group = group or collectives.Group()
+    self._group = group
     self._hyperparameters = hyperparameters
     self.num_environment_frames = _make_counter('num_environment_frames')
     self.num_updates = _make_counter('num_updates')
@@ -286,27 +286,28 @@ class Learner:
       # Where the area is full, it would keep a thread that others may need.
       with tf.control_dependencies([batch.level_index]):
         self._stage_next = area.put(tensors)
+    episodes = [batch.level_index, *batch.env_outputs.info]
+    level_index, *info = group.gather(episodes)
     batch = actor.stack_frames(batch)
     self._popart = statistics = None
     if agent.popart_levels is not None:
       self._popart = popart.PopArt(agent.baseline_head)
       statistics = self._popart.statistics
     loss, scalars, statistics = compute_loss(
-      agent, batch, hyperparameters, statistics
+      agent, batch, hyperparameters, statistics, group
     )
     lag = self.num_updates.read_value() - batch.policy_update
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
-    self._begin = self._group.copy_first(self.variables)
-    lag = tf.reduce_mean(tf.cast(lag, tf.float32))
-    scalars |= more | {'policy_lag': lag}
+    self.begin = group.copy_first(self.variables)
+    scalars |= more | {'policy_lag': tf.reduce_mean(tf.cast(lag, tf.float32))}
     with tf.control_dependencies([update]):
       frames = self.num_environment_frames.read_value()
     self._result = UpdateResult(
       num_environment_frames=frames,
       scalars=scalars,
-      level_index=batch.level_index,
-      info=batch.env_outputs.info,
+      level_index=level_index,
+      info=environments.StepOutputInfo(*info),
     )
 
   def _build_update(self, loss, frames_per_step, statistics):
@@ -377,7 +378,6 @@ class Learner:
       tf.errors.OpError: the queue was closed.
     """
     total = self._hyperparameters.total_environment_frames
-    session.run(self._begin)
     frames = session.run(self.num_environment_frames)
     if frames >= total or should_stop():
       return

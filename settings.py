@@ -62,7 +62,8 @@ flags.DEFINE_list(
 flags.DEFINE_integer(
   'connect_timeout_secs',
   300,
-  'Seconds an actor does without its learner before it ends.',
+  'Seconds that an actor does without its learner, or a learner waits for the '
+  'others in an update, before it ends.',
   lower_bound=1,
 )
 

@@ -1,8 +1,15 @@
 """A learner and its actors, wired: in one process, or across several."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
 import functools
-from typing import NamedTuple
+import json
+import os
+import sys
+import threading
+from typing import Any, NamedTuple
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -17,26 +24,39 @@ import workers as workers_lib
 
 tf1 = tf.compat.v1
 
+_NOTICE_SECS = 10.0
+
+# What an exchange ends with if a learner has died, or has been started anew.
+_LOST = (
+  tf.errors.AbortedError,
+  tf.errors.FailedPreconditionError,
+  tf.errors.UnavailableError,
+)
+
 
 class Training(NamedTuple):
   """A learner and its actors, ready to go; see `build_local`.
 
   Attributes:
     session: holds the learner's weights, initialised, and the queue.
-    learner: to be run.
+    learner: what `run` runs.
+    run: trains; takes `on_update` and `should_stop` of `learner.Learner.run`.
     start_actors: starts them among the workers, or lets those elsewhere begin.
     queue_size: returns how many unrolls wait.
     close_queue: wakes whoever waits at the queue, and says whether the run is
       over.
     linger: lets actors elsewhere leave, if the run is over.
+    raise_failure: raises what ended the workers, if anything did.
   """
 
   session: tf1.Session
   learner: learner_lib.Learner
+  run: Callable[..., None]
   start_actors: Callable[[workers_lib.Workers], None]
   queue_size: Callable[[], int]
   close_queue: Callable[[], None]
   linger: Callable[[], None]
+  raise_failure: Callable[[Exception | None], None]
 
 
 def build_local(
@@ -87,10 +107,12 @@ def build_local(
   return Training(
     session,
     learner,
+    functools.partial(learner.run, session),
     lambda workers: workers.start(lambda: play(workers.should_stop)),
     session.make_callable(queue_size),
     session.make_callable(close_queue),
     linger=lambda: None,
+    raise_failure=_raise_failure,
   )
 
 
@@ -103,6 +125,7 @@ def build_distributed(
   queue_capacity: int,
   seed: int,
   settings: str,
+  timeout_secs: float,
 ) -> Training:
   """Wires a learner whose actors are in other processes.
 
@@ -114,26 +137,33 @@ def build_distributed(
     hyperparameters: of the update.
     queue_capacity: in unrolls.
     seed: of weights.
-    settings: what actors have to agree with; see `distributed.Board`.
-
-  Raises:
-    ValueError: PopArt with several learners.
+    settings: what actors have to agree with, JSON; see `distributed.Board`.
+    timeout_secs: how long it waits for other learners in an update.
   """
   tf1.set_random_seed(seed)
   num_learners = len(cluster.learner_hosts)
-  group = collectives.Group(num_learners, cluster.task, cluster.learner_device)
+  shared = json.loads(settings) | dataclasses.asdict(hyperparameters)
+  group = collectives.Group(
+    num_learners, cluster.task, cluster.learner_device, timeout_secs
+  )
   with distributed.on_learner(cluster):
     learner, queue, _ = build_learner(
       spec, make_agent, hyperparameters, queue_capacity, group
     )
-    if num_learners > 1 and learner.agent.popart_levels is not None:
-      raise ValueError('--popart goes with one learner only.')
+    codes = exchange_codes(group, shared)
     queue_size = queue.size()
     close_queue = queue.close(cancel_pending_enqueues=True)
     with tf1.device(cluster.learner_device):
       board = distributed.Board(cluster.num_actors)
   session = tf1.Session(server.target, config=distributed.config(cluster))
   session.run(tf1.global_variables_initializer())
+
+  def run(on_update, should_stop):
+    if num_learners > 1:
+      with limit_first_exchange(cluster, timeout_secs):
+        check_codes(session.run(codes))
+      session.run(learner.begin)
+    learner.run(session, on_update, should_stop)
 
   def is_over():
     frames = session.run(learner.num_environment_frames)
@@ -147,10 +177,14 @@ def build_distributed(
   return Training(
     session,
     learner,
+    run,
     lambda workers: board.open(session, settings),
     session.make_callable(queue_size),
     close,
     linger=lambda: is_over() and board.linger(session),
+    raise_failure=functools.partial(
+      raise_failure, cluster=cluster, timeout_secs=timeout_secs
+    ),
   )
 
 
@@ -159,7 +193,7 @@ def build_learner(
   make_agent: Callable[[str], networks.Agent],
   hyperparameters: learner_lib.Hyperparameters,
   queue_capacity: int,
-  group: collectives.Group | None = None,
+  group: collectives.Group = collectives.ALONE,
 ) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, actor_lib.ActorOutput]:
   """Builds the learner with its queue; see `build_local`.
 
@@ -175,12 +209,113 @@ def build_learner(
   return learner, queue, specs
 
 
-def raise_failure(failure: Exception | None) -> None:
-  """Raises what ended the workers, if it is not what they were told."""
-  if isinstance(failure, (tf.errors.AbortedError, tf.errors.UnavailableError)):
-    raise distributed.LearnerLost(
-      'another learner has ended. Start all learners again: they go on from '
-      'the checkpoint.'
-    ) from failure
+def _raise_failure(failure):
   if failure:
     raise failure
+
+
+def exchange_codes(
+  group: collectives.Group, settings: Mapping[str, Any]
+) -> dict[str, tf.Tensor]:
+  """Makes the exchange by which learners compare their settings.
+
+  Args:
+    group: the learners.
+    settings: what they have to have in common.
+
+  Returns:
+    By name, int32 [n]: a number for the setting's value at each learner.
+  """
+  numbers = [
+    tf.constant([zlib.crc32(repr(value).encode()) >> 1], tf.int32)
+    for value in settings.values()
+  ]
+  with group.apart():
+    return dict(zip(settings, group.gather(numbers), strict=True))
+
+
+def check_codes(codes: Mapping[str, np.ndarray]) -> None:
+  """Checks what `exchange_codes` has brought.
+
+  Raises:
+    ValueError: learners differ in a setting.
+  """
+  names = [name for name, numbers in codes.items() if len(set(numbers)) > 1]
+  if names:
+    raise ValueError(
+      f'the learners differ in {", ".join(names)}: start all of them with the '
+      'same flags.'
+    )
+
+
+@contextlib.contextmanager
+def limit_first_exchange(
+  cluster: distributed.Cluster, timeout_secs: float
+) -> Iterator[None]:
+  """Ends the process if the learners' first exchange takes longer.
+
+  Before it, TensorFlow asks the first learner for a number. That call has no
+  limit, nothing ends it, and while it runs no session can be closed.
+  """
+  is_done = threading.Event()
+
+  def watch():
+    if is_done.wait(_NOTICE_SECS):
+      return
+    print(f'Waiting for {", ".join(_other_hosts(cluster))}.', flush=True)
+    # The exchange itself ends earlier, and then in good order.
+    if not is_done.wait(timeout_secs):
+      problem = _describe_silence(cluster, timeout_secs)
+      print(f'Error: {problem}.', file=sys.stderr, flush=True)
+      os._exit(1)
+
+  threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield
+  finally:
+    is_done.set()
+
+
+def raise_failure(
+  failure: Exception | None, cluster: distributed.Cluster, timeout_secs: float
+) -> None:
+  """Raises what ended the workers of one of several learners, if anything did.
+
+  Args:
+    failure: what the learner's thread ended with.
+    cluster: says which learner this is.
+    timeout_secs: how long it has waited in an exchange.
+
+  Raises:
+    distributed.LearnerLost: the failure is that of an exchange.
+  """
+  if isinstance(failure, tf.errors.DeadlineExceededError):
+    problem = _describe_silence(cluster, timeout_secs)
+  elif isinstance(failure, _LOST):
+    problem = 'another learner has ended'
+  else:
+    return _raise_failure(failure)
+  raise distributed.LearnerLost(
+    f'{problem}. Start all learners again: they go on from the checkpoint.'
+  ) from failure
+
+
+def _describe_silence(cluster, timeout_secs):
+  """Says which learners did not come to an exchange, and why, if it is seen."""
+  others = _other_hosts(cluster)
+  problems = [
+    f'{host} cannot be reached, {problem}'
+    for host in others
+    if (problem := distributed.can_connect(host))
+  ]
+  reason = '; '.join(problems) or (
+    'one has stopped, or gets no unrolls from its actors'
+  )
+  return (
+    f'waited {timeout_secs:g} s (--connect_timeout_secs) to update together '
+    f'with {", ".join(others)}: {reason}'
+  )
+
+
+def _other_hosts(cluster):
+  return [h for h in cluster.learner_hosts if h != cluster.learner_host]

@@ -3,6 +3,7 @@
 import concurrent.futures
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import actor
@@ -44,7 +45,15 @@ def _hyperparameters(batch_size):
 class Run:
   """A learner with as many unrolls as it needs in its queue."""
 
-  def __init__(self, batch_size, make_unroll, seed=1, cluster=None, target=''):
+  def __init__(
+    self,
+    batch_size,
+    make_unroll,
+    popart_levels,
+    seed=1,
+    cluster=None,
+    target='',
+  ):
     cluster = cluster or distributed.Cluster('learner', 0, ('localhost:1',), 1)
     group = collectives.Group(
       len(cluster.learner_hosts), cluster.task, cluster.learner_device
@@ -55,7 +64,9 @@ class Run:
       with tf1.device(f'/job:learner/task:{cluster.task}' if target else ''):
         self.learner, queue, self._specs = training.build_learner(
           _SPEC,
-          lambda name: networks.Agent(_SPEC, 'vector', False, name=name),
+          lambda name: networks.Agent(
+            _SPEC, 'vector', False, popart_levels, name=name
+          ),
           _hyperparameters(batch_size),
           size,
           group,
@@ -80,6 +91,7 @@ class Run:
 
   def update(self):
     results = []
+    self.session.run(self.learner.begin)
     self.learner.run(
       self.session, results.append, lambda: len(results) == _UPDATES
     )
@@ -103,16 +115,22 @@ def _unroll(specs, seed):
   return tf.nest.map_structure(fill, specs)._replace(policy_update=np.int64(0))
 
 
-def test_two_learners_are_one_with_twice_the_batch():
+def start_two():
   hosts = tuple(f'localhost:{link_test.free_port()}' for _ in range(2))
   clusters = [distributed.Cluster('learner', k, hosts, 2) for k in range(2)]
-  servers = [distributed.start_server(cluster) for cluster in clusters]
+  return clusters, [distributed.start_server(cluster) for cluster in clusters]
+
+
+@pytest.mark.parametrize('popart_levels', [None, _SPEC.num_actions])
+def test_two_learners_are_one_with_twice_the_batch(popart_levels):
+  clusters, servers = start_two()
 
   def train(k):
     # Learner k's share of each batch of 6 is 3; its first weights are others.
     run = Run(
       3,
       lambda specs, i: _unroll(specs, i // 3 * 6 + k * 3 + i % 3),
+      popart_levels,
       seed=1 + k,
       cluster=clusters[k],
       target=servers[k].target,
@@ -121,16 +139,18 @@ def test_two_learners_are_one_with_twice_the_batch():
 
   with concurrent.futures.ThreadPoolExecutor() as pool:
     (first, results), (second, _) = pool.map(train, range(2))
-  alone = Run(6, _unroll)
+  alone = Run(6, _unroll, popart_levels)
   expected = alone.update()
 
   for one, other in zip(first.values(), second.values(), strict=True):
     np.testing.assert_array_equal(one, other)
   for one, other in zip(first.values(), alone.values(), strict=True):
     np.testing.assert_allclose(one, other, atol=1e-5)
-  assert [r.num_environment_frames for r in results] == [
-    r.num_environment_frames for r in expected
-  ]
+  for result, other in zip(results, expected, strict=True):
+    assert result.num_environment_frames == other.num_environment_frames
+    np.testing.assert_array_equal(result.level_index, other.level_index)
+    for one, same in zip(result.info, other.info, strict=True):
+      np.testing.assert_array_equal(one, same)
   norms = [r.scalars['gradient_norm'] for r in results]
   assert min(norms) > 1.0
   np.testing.assert_allclose(
@@ -142,5 +162,49 @@ def test_one_learner_exchanges_nothing():
   with tf.Graph().as_default() as graph:
     tensors = [tf.constant([1.0]), tf.constant(2.0)]
     assert collectives.Group().sum(tensors) == tensors
+    assert collectives.Group().gather(tensors) == tensors
     assert collectives.Group().copy_first([]).type == 'NoOp'
     assert len(graph.get_operations()) == 3
+
+
+def test_a_learner_waits_no_longer_than_told_and_can_save():
+  (cluster, _), (server, _) = start_two()
+  group = collectives.Group(2, 0, cluster.learner_device, timeout_secs=1.0)
+  with tf.Graph().as_default(), distributed.on_learner(cluster):
+    weight = tf.Variable([3.0])
+    sums = group.sum([weight.read_value()])
+    parts = group.gather([weight.read_value()])
+    init = tf1.global_variables_initializer()
+    with tf1.Session(server.target, config=distributed.config(cluster)) as run:
+      run.run(init)
+      for exchange in (sums, parts):
+        with pytest.raises(tf.errors.DeadlineExceededError):
+          run.run(exchange)
+        assert run.run(weight) == 3.0
+
+
+def test_bits_survive_the_exchange():
+  values = np.array([np.nan, 1e-40, -0.0, 3.3, np.inf], np.float32)
+  shares = [np.stack([values, values * np.float32(k)]) for k in (3, 5)]
+  clusters, servers = start_two()
+
+  def exchange(k):
+    group = collectives.Group(2, k, clusters[k].learner_device)
+    with tf.Graph().as_default(), distributed.on_learner(clusters[k]):
+      tensors = [
+        tf.constant(shares[k]),
+        tf.constant([[k], [2**31 - 1]]),
+        tf.constant([bool(k)]),
+      ]
+      result = group.gather(tensors)
+      with tf1.Session(
+        servers[k].target, config=distributed.config(clusters[k])
+      ) as session:
+        return session.run(result)
+
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    results = list(pool.map(exchange, range(2)))
+  for floats, integers, booleans in results:
+    assert floats.tobytes() == np.concatenate(shares, axis=1).tobytes()
+    np.testing.assert_array_equal(integers, [[0, 1], [2**31 - 1] * 2])
+    assert booleans.tolist() == [False, True]

@@ -35,6 +35,8 @@ class Program:
       'unroll_length': 5,
       'log_every_secs': 0.2,
     } | settings
+    # What stands behind a flag file wins over it.
+    ordered = sorted(settings.items(), key=lambda item: item[0] != 'flagfile')
     self._folder = pathlib.Path(folder)
     self._temporary = self._folder / 'tmp'
     self._temporary.mkdir(parents=True)
@@ -50,7 +52,7 @@ class Program:
         [
           sys.executable,
           'experiment.py',
-          *(f'--{k}={v}' for k, v in settings.items() if v is not None),
+          *(f'--{k}={v}' for k, v in ordered if v is not None),
         ],
         cwd=ROOT,
         stdout=out,

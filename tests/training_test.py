@@ -1,0 +1,102 @@
+"""Tests of training.py: what is said when learners lose each other."""
+
+import concurrent.futures
+import queue
+import socket
+
+import pytest
+import tensorflow as tf
+
+import collectives
+import distributed
+from tests import collectives_test
+from tests import link_test
+import training
+
+tf1 = tf.compat.v1
+
+
+@pytest.mark.parametrize(
+  'error',
+  [
+    tf.errors.AbortedError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.UnavailableError,
+  ],
+)
+def test_a_learner_that_ended_is_told(error):
+  with pytest.raises(distributed.LearnerLost) as told:
+    _raise(error, ('a:1', 'b:2'))
+  assert str(told.value) == (
+    'another learner has ended. Start all learners again: they go on from the '
+    'checkpoint.'
+  )
+
+
+def test_a_learner_that_is_silent_is_told():
+  with socket.socket() as silent:
+    silent.bind(('', 0))
+    silent.listen()
+    port = silent.getsockname()[1]
+    hosts = ('a:1', f'localhost:{port}')
+    with pytest.raises(distributed.LearnerLost) as told:
+      _raise(tf.errors.DeadlineExceededError, hosts)
+    assert str(told.value).startswith(
+      'waited 7 s (--connect_timeout_secs) to update together with '
+      f'localhost:{port}: one has stopped, or gets no unrolls from its actors'
+    )
+  gone = f'localhost:{link_test.free_port()}'
+  with pytest.raises(
+    distributed.LearnerLost,
+    match=f'with {gone}: {gone} cannot be reached, Connection refused. Start',
+  ):
+    _raise(tf.errors.DeadlineExceededError, ('a:1', gone))
+
+
+def test_other_failures_are_passed_on():
+  with pytest.raises(tf.errors.InvalidArgumentError):
+    _raise(tf.errors.InvalidArgumentError, ('a:1', 'b:2'))
+
+
+def _raise(error, hosts):
+  cluster = distributed.Cluster('learner', 0, hosts, 2)
+  training.raise_failure(error(None, None, 'why'), cluster, 7)
+
+
+def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
+  cluster = distributed.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
+  exits = queue.Queue()
+  monkeypatch.setattr(training.os, '_exit', exits.put)
+  monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
+  with training.limit_first_exchange(cluster, 60):
+    pass
+  with training.limit_first_exchange(cluster, 0.1):
+    assert exits.get(timeout=10) == 1
+  assert exits.empty()
+  out, err = capsys.readouterr()
+  assert out == 'Waiting for localhost:1.\n'
+  assert err.startswith(
+    'Error: waited 0.1 s (--connect_timeout_secs) to update'
+  )
+
+
+def test_learners_with_other_settings_are_refused():  # E16
+  def exchange(k):
+    group = collectives.Group(2, k, clusters[k].learner_device)
+    with tf.Graph().as_default(), distributed.on_learner(clusters[k]):
+      codes = training.exchange_codes(
+        group, {'batch_size': 4 + k, 'levels': ['a'], 'agent': f'torso{k}'}
+      )
+      with tf1.Session(
+        servers[k].target, config=distributed.config(clusters[k])
+      ) as session:
+        return session.run(codes)
+
+  clusters, servers = collectives_test.start_two()
+  with concurrent.futures.ThreadPoolExecutor() as pool:
+    for codes in pool.map(exchange, range(2)):
+      with pytest.raises(
+        ValueError, match='differ in batch_size, agent: start'
+      ):
+        training.check_codes(codes)
+  training.check_codes({'batch_size': [4, 4]})
