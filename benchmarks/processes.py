@@ -33,12 +33,24 @@ FLAGS.set_default('envs_per_actor', 32)
 # The paper's.
 FLAGS.set_default('batch_size', 32)
 
+_WHO = ('one process', 'several processes')
 
-def measure(training: training_process.TrainingProcess) -> tuple[float, float]:
-  """Returns frames/s, and microseconds of processors for a frame."""
+
+def measure(
+  training: training_process.TrainingProcess, who: str
+) -> dict[str, float]:
+  """Returns the figures of a training, by name."""
   updates = training.run(FLAGS.window_secs, FLAGS.min_updates)
   frames = training_process.frames_per_second(updates)
-  return frames, 1e6 * sum(training.cores) / frames
+  learner, actors = (1e6 * cores / frames for cores in training.cores)
+  figures = {
+    f'{who} (frames/s)': frames,
+    f'{who} (CPU-us/frame)': learner + actors,
+  }
+  if actors:
+    figures[f'{who}: learner (CPU-us/frame)'] = learner
+    figures[f'{who}: actors (CPU-us/frame)'] = actors
+  return figures
 
 
 def main(argv):
@@ -57,23 +69,19 @@ def main(argv):
       stack.callback(trainings[-1].close)
       trainings[-1].run(FLAGS.warmup_secs, FLAGS.min_updates)
     for i in range(FLAGS.rounds):
-      (one, one_cost), (several, several_cost) = map(measure, trainings)
-      rounds.append(
-        {
-          'one process (frames/s)': one,
-          'several processes (frames/s)': several,
-          'several / one: frames/s': several / one,
-          'one process (CPU-us/frame)': one_cost,
-          'several processes (CPU-us/frame)': several_cost,
-          'several / one: CPU/frame': several_cost / one_cost,
-        }
-      )
+      figures = {}
+      for training, who in zip(trainings, _WHO, strict=True):
+        figures |= measure(training, who)
+      for unit in ('(frames/s)', '(CPU-us/frame)'):
+        one, several = (figures[f'{who} {unit}'] for who in _WHO)
+        figures[f'several / one {unit}'] = several / one
+      rounds.append(figures)
       print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
     more = {
       'settings': settings.own_settings(),
       'memory_bytes': {
-        'one process': trainings[0].measure_memory(),
-        'several processes': trainings[1].measure_memory(),
+        who: training.measure_memory()
+        for training, who in zip(trainings, _WHO, strict=True)
       },
     }
   report.finish(rounds, FLAGS.json, more)

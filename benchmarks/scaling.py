@@ -53,6 +53,15 @@ def measure(
   }
 
 
+def compare(figures: dict[str, float], most: int) -> dict[str, float]:
+  """Returns what most actors cost and reach, against 4 of them."""
+  return {
+    f'{most} / 4 actors: {what}': figures[f'{most} actors{what}']
+    / figures[f'4 actors{what}']
+    for what in (' (frames/s)', ': all (CPU-us/frame)')
+  }
+
+
 def main(argv):
   """Measures, prints and writes."""
   if len(argv) > 1:
@@ -69,6 +78,7 @@ def main(argv):
       rounds.append({})
       for num_actors in reversed(counts):
         rounds[-1] |= measure(training, num_actors)
+      rounds[-1] |= compare(rounds[-1], counts[-1])
       print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
     memory = training.measure_memory()
   report.finish(
