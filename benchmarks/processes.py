@@ -67,6 +67,8 @@ def main(argv):
     for num_actors in (0, FLAGS.num_actors):
       trainings.append(training_process.TrainingProcess(own, num_actors))
       stack.callback(trainings[-1].close)
+      while not trainings[-1].all_play():
+        trainings[-1].run(min_secs=1.0, min_updates=0)
       trainings[-1].run(FLAGS.warmup_secs, FLAGS.min_updates)
     for i in range(FLAGS.rounds):
       figures = {}

@@ -73,7 +73,7 @@ def main(argv):
   training = training_process.TrainingProcess(_TRAINING_FLAGS, counts[-1])
   with contextlib.closing(training):
     while not training.all_play():
-      training.run(FLAGS.settle_secs, 1)
+      training.run(min_secs=1.0, min_updates=0)
     for i in range(FLAGS.rounds):
       rounds.append({})
       for num_actors in reversed(counts):
