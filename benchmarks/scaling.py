@@ -56,7 +56,7 @@ def measure(
 def compare(figures: dict[str, float], most: int) -> dict[str, float]:
   """Returns what most actors cost and reach, against 4 of them."""
   return {
-    f'{most} / 4 actors: {what}': figures[f'{most} actors{what}']
+    f'{most} / 4 actors{what}': figures[f'{most} actors{what}']
     / figures[f'4 actors{what}']
     for what in (' (frames/s)', ': all (CPU-us/frame)')
   }
