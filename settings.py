@@ -301,6 +301,8 @@ def make_envs(
     # Different ones for each actor; and not the games that were trained on.
     [FLAGS.seed, 0, actor] if training else [FLAGS.seed, 1],
     training=training,
+    # While the policy of one actor works, others on its machine play.
+    max_batch=num_envs if FLAGS.job_name == 'actor' else None,
     atari_settings=atari_settings(),
     lab_settings=lab_settings(),
   )

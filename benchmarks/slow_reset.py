@@ -9,13 +9,12 @@ What counts is how fast the other 15 are trained on. See benchmarks/README.md.
 
 import contextlib
 import signal
-import time
 
 from absl import app
 from absl import flags
-import gymnasium
 import numpy as np
 
+from benchmarks import render_env
 from benchmarks import report
 from benchmarks import training_process
 
@@ -36,52 +35,15 @@ _TRAINING_FLAGS = (
 )
 
 
-class RenderEnv(gymnasium.Env):
-  """Shows noise; takes time for a step, and maybe much more for a reset.
-
-  Args:
-    length: steps in an episode.
-    step_secs: how long a step sleeps, as if something rendered elsewhere: the
-      benchmark is about waiting, not about cores.
-    reset_secs: how long a reset sleeps.
-  """
-
-  observation_space = gymnasium.spaces.Box(0, 1, [4])
-  action_space = gymnasium.spaces.Discrete(2)
-
-  def __init__(self, length: int, step_secs: float, reset_secs: float):
-    self._length = length
-    self._step_secs = step_secs
-    self._reset_secs = reset_secs
-    self._step = 0
-
-  def reset(self, *, seed=None, options=None):
-    super().reset(seed=seed)
-    time.sleep(self._reset_secs)
-    self._step = 0
-    return self._observe(), {}
-
-  def step(self, action):
-    time.sleep(self._step_secs)
-    self._step += 1
-    return self._observe(), 1.0, self._step == self._length, False, {}
-
-  def _observe(self):
-    return self.np_random.random([4], np.float32)
-
-
-def _register(gym_id, reset_secs):
-  gymnasium.register(
-    gym_id,
-    RenderEnv,
-    kwargs={'length': 5, 'step_secs': 0.002, 'reset_secs': reset_secs},
-  )
-
-
 # First and Others are the same, but told apart in the learner's batches.
-_register('First-v0', reset_secs=0.0)
-_register('FirstSlow-v0', reset_secs=10.0)
-_register('Others-v0', reset_secs=0.0)
+for _name, _reset_secs in (
+  ('First', 0.0),
+  ('FirstSlow', 10.0),
+  ('Others', 0.0),
+):
+  render_env.register(
+    f'{_name}-v0', length=5, step_secs=0.002, reset_secs=_reset_secs
+  )
 
 
 def start_training(first: str) -> training_process.TrainingProcess:

@@ -1,4 +1,4 @@
-"""A training in a process of its own, to be measured and paused by benchmarks.
+"""A training in processes of its own, to be measured and paused by benchmarks.
 
 It is `experiment.py` itself, all of it, with a clock on the learner's updates.
 A benchmark stops it (SIGSTOP) while it measures something else, so that what is
@@ -7,6 +7,8 @@ compared is measured in the same minutes on the same machine:
   training = TrainingProcess(['--level_name=pong'])
   training.run(min_secs=20, min_updates=3)  # Warm-up.
   updates = training.run(min_secs=10, min_updates=3)
+
+With actors in processes of their own, it can run with some of them only.
 
 POSIX only. This side does not import TensorFlow.
 """
@@ -24,6 +26,8 @@ from typing import NamedTuple
 
 from absl import app
 import psutil
+
+import local_cluster
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 _POLL_SECS = 0.1
@@ -47,20 +51,29 @@ class Update(NamedTuple):
   level_index: list[int]
 
 
+class Cores(NamedTuple):
+  """Seconds of processors used per second; those of environments count too."""
+
+  learner: float
+  actors: float
+
+
 class TrainingProcess:
   """A run of `experiment.py`, which trains only inside `run`.
 
   Attributes:
-    peak_memory: the most bytes that the process and its children took together,
-      sampled once a second while they ran: 'pss' counts a shared page once,
-      'rss' once for each process.
+    peak_memory: the most bytes that the learner's process and its children took
+      together, sampled once a second while they ran: 'pss' counts a shared page
+      once, 'rss' once for each process.
+    cores: used in the last `run`.
   """
 
-  def __init__(self, flags: Sequence[str]):
+  def __init__(self, flags: Sequence[str], num_actors: int = 0):
     """Starts it; its run folder is a temporary one.
 
     Args:
       flags: of `experiment.py`.
+      num_actors: actors in processes of their own; 0 if one process does all.
     """
     self._folder = tempfile.TemporaryDirectory()
     folder = pathlib.Path(self._folder.name)
@@ -68,81 +81,149 @@ class TrainingProcess:
     updates_path.touch()
     self._updates = open(updates_path, encoding='utf-8')
     self._partial_line = ''
-    self._log_path = folder / 'log.txt'
     self.peak_memory = {'pss': 0, 'rss': 0}
-    command = [sys.executable, '-m', 'benchmarks.training_process']
-    with open(self._log_path, 'w', encoding='utf-8') as log:
-      self._process = psutil.Popen(
-        [*command, str(updates_path), *flags, f'--logdir={folder / "run"}'],
+    self.cores = Cores(0.0, 0.0)
+    flags = [*flags, f'--logdir={folder / "run"}']
+    module = ['-m', 'benchmarks.training_process', str(updates_path)]
+    self._logs = {}
+    if not num_actors:
+      self._learner = self._start([*module, *flags])
+      self._actors = []
+      return
+    port = local_cluster.find_free_ports(1)[0]
+    # A pause is no loss.
+    flags += [
+      f'--learner_hosts=localhost:{port}',
+      f'--num_actors={num_actors}',
+      '--connect_timeout_secs=10000',
+    ]
+    self._learner = self._start([*module, *flags, '--job_name=learner'])
+    self._actors = [
+      self._start(['experiment.py', *flags, '--job_name=actor', f'--task={i}'])
+      for i in range(num_actors)
+    ]
+
+  def _start(self, command: Sequence[str]) -> psutil.Popen:
+    path = pathlib.Path(self._folder.name) / f'log{len(self._logs)}.txt'
+    with open(path, 'w', encoding='utf-8') as log:
+      process = psutil.Popen(
+        [sys.executable, *command],
         cwd=_CHECKOUT,
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,
       )
+    self._logs[process] = path
+    return process
 
-  def run(self, min_secs: float, min_updates: int) -> list[Update]:
+  def run(
+    self, min_secs: float, min_updates: int, num_actors: int | None = None
+  ) -> list[Update]:
     """Lets it train for a while.
 
     Args:
       min_secs: seconds to train for at least.
       min_updates: updates to wait for, beside the first. The first one may have
         begun before the pause: rates count from its end.
+      num_actors: lets only the first of the actors play; None for all.
 
     Returns:
       The updates that were done meanwhile, at least `min_updates` + 1.
 
     Raises:
-      RuntimeError: it has ended, or does not get on.
+      RuntimeError: a process has ended, or does not get on.
     """
+    actors = self._actors[:num_actors]
     updates = []
     memory_due = start = last = time.monotonic()
-    for process in self._tree():
+    for process in _trees([self._learner, *actors]):
       process.resume()
     try:
       while time.monotonic() < start + min_secs or len(updates) <= min_updates:
         time.sleep(_POLL_SECS)
         new = self._read_updates()
+        if new and not updates:
+          before = _read_clocks(self._learner, actors)
         updates += new
         now = time.monotonic()
         last = now if new else last
-        if self._process.poll() is not None or now > last + _TIMEOUT_SECS:
-          log = self._log_path.read_text(encoding='utf-8')
-          raise RuntimeError(f'The training has stopped:\n{log[-5000:]}')
+        self._check(is_stuck=now > last + _TIMEOUT_SECS)
         if now >= memory_due:
           self._sample_memory()
           memory_due = now + _MEMORY_EVERY_SECS
+      after = _read_clocks(self._learner, actors)
     finally:
-      for process in self._tree():
+      for process in _trees([self._learner, *actors]):
         process.suspend()
     # What was done between the last look and the pause belongs to neither.
     self._read_updates()
+    secs, *cpu_secs = (b - a for a, b in zip(before, after, strict=True))
+    self.cores = Cores(*(one / secs for one in cpu_secs))
     return updates
+
+  def all_play(self) -> bool:
+    """Returns whether all actors have joined the learner."""
+    return all(
+      'Playing for' in self._logs[actor].read_text(encoding='utf-8')
+      for actor in self._actors
+    )
+
+  def measure_memory(self) -> int:
+    """Returns the bytes (PSS) of all processes together."""
+    return _measure_memory([self._learner, *self._actors])['pss']
 
   def close(self) -> None:
     """Ends it at once."""
-    for process in self._tree():
+    for process in _trees([self._learner, *self._actors]):
       # Some end by themselves when the others have.
       with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
-    self._process.wait()
+    for process in [self._learner, *self._actors]:
+      process.wait()
     self._updates.close()
     self._folder.cleanup()
-
-  def _tree(self) -> list[psutil.Process]:
-    if self._process.poll() is not None:
-      return []
-    return [self._process, *self._process.children(recursive=True)]
 
   def _read_updates(self) -> list[Update]:
     text = self._partial_line + self._updates.read()
     *lines, self._partial_line = text.split('\n')
     return [Update(*json.loads(line)) for line in lines]
 
+  def _check(self, is_stuck: bool) -> None:
+    for process, log in self._logs.items():
+      if process.poll() is not None or is_stuck:
+        text = log.read_text(encoding='utf-8')
+        raise RuntimeError(f'The training has stopped:\n{text[-5000:]}')
+
   def _sample_memory(self) -> None:
-    memory = [process.memory_full_info() for process in self._tree()]
+    memory = _measure_memory([self._learner])
     for kind, peak in self.peak_memory.items():
-      total = sum(getattr(one, kind) for one in memory)
-      self.peak_memory[kind] = max(peak, total)
+      self.peak_memory[kind] = max(peak, memory[kind])
+
+
+def _measure_memory(processes: Sequence[psutil.Popen]) -> dict[str, int]:
+  infos = [one.memory_full_info() for one in _trees(processes)]
+  return {kind: sum(getattr(i, kind) for i in infos) for kind in ('pss', 'rss')}
+
+
+def _read_clocks(
+  learner: psutil.Popen, actors: Sequence[psutil.Popen]
+) -> tuple[float, float, float]:
+  """Returns the time, and the seconds of processors that both have used."""
+  return time.monotonic(), *(
+    # Those of children that have ended, too.
+    sum(sum(process.cpu_times()[:4]) for process in _trees(processes))
+    for processes in ([learner], actors)
+  )
+
+
+def _trees(processes: Sequence[psutil.Popen]) -> list[psutil.Process]:
+  """Returns those processes that still run, each followed by its children."""
+  return [
+    one
+    for process in processes
+    if process.poll() is None
+    for one in (process, *process.children(recursive=True))
+  ]
 
 
 def frames_per_second(updates: Sequence[Update]) -> float:

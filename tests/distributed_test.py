@@ -1,5 +1,6 @@
 """Tests of distributed.py: the cluster, and real processes on this machine."""
 
+import contextlib
 import json
 import re
 import signal
@@ -159,6 +160,14 @@ def test_levels_go_round_over_all_actors():
       seeds += envs.seeds
   assert played == [*level_names, level_names[0]]
   assert len(set(seeds)) == 6  # I07
+
+
+def test_an_actor_of_a_cluster_steps_its_games_as_one():
+  for job_name, size in (('local', 2), ('actor', 4)):
+    with flagsaver.flagsaver():
+      settings.FLAGS(['experiment.py', f'--job_name={job_name}'])
+      with contextlib.closing(settings.make_envs(['pong'], True, 4)) as envs:
+        assert len(envs.recv()[0]) == size
 
 
 def test_all_processes_end_in_good_order(tmp_path):  # E09, E10

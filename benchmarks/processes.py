@@ -1,0 +1,93 @@
+"""Measures what it costs that actors are processes of their own.
+
+  python -m benchmarks.processes --json=FILE.json
+  python -m benchmarks.processes --agent=deep --json=FILE.json
+
+Takes all flags of `experiment.py`. Two trainings on the same games by turns, in
+rounds: one process does all in one of them, a learner and `--num_actors` actors
+are processes in the other. See benchmarks/README.md.
+"""
+
+import contextlib
+import signal
+
+from absl import app
+from absl import flags
+
+import experiment  # noqa: F401 (its flags)
+
+# isort: split
+from benchmarks import report
+from benchmarks import training_process
+import settings
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
+flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
+flags.DEFINE_integer('min_updates', 3, 'Updates of each measurement at least.')
+flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of each training before all.')
+flags.DEFINE_string('json', None, 'Where to write all rounds.')
+FLAGS.set_default('num_actors', 4)
+FLAGS.set_default('envs_per_actor', 32)
+# The paper's.
+FLAGS.set_default('batch_size', 32)
+
+_WHO = ('one process', 'several processes')
+
+
+def measure(
+  training: training_process.TrainingProcess, who: str
+) -> dict[str, float]:
+  """Returns the figures of a training, by name."""
+  updates = training.run(FLAGS.window_secs, FLAGS.min_updates)
+  frames = training_process.frames_per_second(updates)
+  learner, actors = (1e6 * cores / frames for cores in training.cores)
+  figures = {
+    f'{who} (frames/s)': frames,
+    f'{who} (CPU-us/frame)': learner + actors,
+  }
+  if actors:
+    figures[f'{who}: learner (CPU-us/frame)'] = learner
+    figures[f'{who}: actors (CPU-us/frame)'] = actors
+  return figures
+
+
+def main(argv):
+  """Measures, prints and writes."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  # As Ctrl-C: the trainings must not outlive this.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  own = FLAGS.get_key_flags_for_module(settings)
+  own = [flag.serialize() for flag in own if flag.value is not None]
+  rounds = []
+  with contextlib.ExitStack() as stack:
+    trainings = []
+    for num_actors in (0, FLAGS.num_actors):
+      trainings.append(training_process.TrainingProcess(own, num_actors))
+      stack.callback(trainings[-1].close)
+      while not trainings[-1].all_play():
+        trainings[-1].run(min_secs=1.0, min_updates=0)
+      trainings[-1].run(FLAGS.warmup_secs, FLAGS.min_updates)
+    for i in range(FLAGS.rounds):
+      figures = {}
+      for training, who in zip(trainings, _WHO, strict=True):
+        figures |= measure(training, who)
+      for unit in ('(frames/s)', '(CPU-us/frame)'):
+        one, several = (figures[f'{who} {unit}'] for who in _WHO)
+        figures[f'several / one {unit}'] = several / one
+      rounds.append(figures)
+      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+    more = {
+      'settings': settings.own_settings(),
+      'memory_bytes': {
+        who: training.measure_memory()
+        for training, who in zip(trainings, _WHO, strict=True)
+      },
+    }
+  report.finish(rounds, FLAGS.json, more)
+
+
+if __name__ == '__main__':
+  app.run(main)

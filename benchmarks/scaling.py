@@ -1,0 +1,90 @@
+"""Measures what a frame costs with few actor processes, and with many.
+
+  python -m benchmarks.scaling --json=FILE.json
+
+One learner and 64 actors, of which 1, 2, 4, ... play, by turns, in rounds. The
+environments wait most of the time, so that all fit on few cores: the frames per
+second grow with the actors, and what counts is what each frame costs the
+processors. See benchmarks/README.md.
+"""
+
+import contextlib
+import signal
+
+from absl import app
+from absl import flags
+
+from benchmarks import render_env
+from benchmarks import report
+from benchmarks import training_process
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer('max_actors', 64, 'Actors, a power of two.')
+flags.DEFINE_integer('rounds', 2, 'How often each is measured.')
+flags.DEFINE_float('window_secs', 15.0, 'Seconds of each measurement.')
+flags.DEFINE_float('settle_secs', 3.0, 'Seconds before each measurement.')
+flags.DEFINE_string('json', None, 'Where to write all rounds.')
+
+_TRAINING_FLAGS = (
+  '--level_name=gym:benchmarks.scaling:Waiting-v0',
+  '--envs_per_actor=1',
+  '--batch_size=4',
+  '--unroll_length=20',
+  '--total_environment_frames=1000000000',
+)
+
+render_env.register('Waiting-v0', length=100, step_secs=0.1, reset_secs=0.0)
+
+
+def measure(
+  training: training_process.TrainingProcess, num_actors: int
+) -> dict[str, float]:
+  """Returns the figures, by name, with so many actors playing."""
+  training.run(FLAGS.settle_secs, 1, num_actors)
+  updates = training.run(FLAGS.window_secs, 3, num_actors)
+  frames = training_process.frames_per_second(updates)
+  learner, actors = (1e6 * cores / frames for cores in training.cores)
+  return {
+    f'{num_actors} actors (frames/s)': frames,
+    f'{num_actors} actors: learner (CPU-us/frame)': learner,
+    f'{num_actors} actors: actors (CPU-us/frame)': actors,
+    f'{num_actors} actors: all (CPU-us/frame)': learner + actors,
+  }
+
+
+def compare(figures: dict[str, float], most: int) -> dict[str, float]:
+  """Returns what most actors cost and reach, against 4 of them."""
+  return {
+    f'{most} / 4 actors{what}': figures[f'{most} actors{what}']
+    / figures[f'4 actors{what}']
+    for what in (' (frames/s)', ': all (CPU-us/frame)')
+  }
+
+
+def main(argv):
+  """Measures, prints and writes."""
+  if len(argv) > 1:
+    raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  # As Ctrl-C: the training must not outlive this.
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  counts = [2**i for i in range(FLAGS.max_actors.bit_length())]
+  rounds = []
+  training = training_process.TrainingProcess(_TRAINING_FLAGS, counts[-1])
+  with contextlib.closing(training):
+    while not training.all_play():
+      training.run(min_secs=1.0, min_updates=0)
+    for i in range(FLAGS.rounds):
+      rounds.append({})
+      for num_actors in reversed(counts):
+        rounds[-1] |= measure(training, num_actors)
+      rounds[-1] |= compare(rounds[-1], counts[-1])
+      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+    memory = training.measure_memory()
+  report.finish(
+    rounds, FLAGS.json, {'flags': _TRAINING_FLAGS, 'memory_bytes': memory}
+  )
+
+
+if __name__ == '__main__':
+  app.run(main)
