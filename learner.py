@@ -294,7 +294,8 @@ class Learner:
     loss, scalars, statistics = compute_loss(
       agent, batch, hyperparameters, statistics
     )
-    lag = self.num_updates.read_value() - batch.policy_update
+    # Unrolls from before a restart may know updates that are lost by now.
+    lag = tf.maximum(self.num_updates.read_value() - batch.policy_update, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
     self._begin = self._group.copy_first(self.variables)
