@@ -336,8 +336,7 @@ class Learner:
     )
     # One after the other: where both fail, the loss says more.
     with tf.control_dependencies([check_numerics(loss, 'the loss')]):
-      checked = check_numerics(norm, 'the gradient')
-    ready = [checked, learning_rate]
+      ready = [check_numerics(norm, 'the gradient'), learning_rate]
     if self._popart:
       with tf.control_dependencies(ready):
         ready = [self._popart.apply(statistics)]

@@ -13,8 +13,6 @@ from tests import program
 
 pytestmark = pytest.mark.slow
 
-_PORT = 2222
-
 
 class Network:
   """Hosts 10.77.0.1, 10.77.0.2, ..., each a namespace, joined by a bridge.
@@ -100,9 +98,12 @@ def network():
 @pytest.fixture
 def cluster(tmp_path, network):
   """A cluster whose learner is on host 0; see `_start`."""
-  hosts = [f'{address(0)}:{_PORT}']
-  with cluster_lib.Cluster(tmp_path, hosts) as cluster:
+  with cluster_lib.Cluster(tmp_path, _learner_hosts(1)) as cluster:
     yield cluster
+
+
+def _learner_hosts(count):
+  return [f'{address(host)}:2222' for host in range(count)]
 
 
 def _start(cluster, network, **settings):
@@ -147,3 +148,26 @@ def test_an_actor_cut_off_for_good_ends_and_may_be_replaced(cluster, network):
     cluster_lib.wait_to_play(again)
   cluster.wait_for_actor(learner, 0)
   assert 'Waiting' not in other.out.rpartition('Playing')[2]
+
+
+def test_learners_cut_off_from_each_other_end(tmp_path, network):
+  with cluster_lib.Cluster(tmp_path, _learner_hosts(2)) as cluster:
+    learners = [
+      cluster.start(
+        *('learner', task), command=network.inside(task),
+        connect_timeout_secs=20,
+      )
+      for task in (0, 1)
+    ]  # fmt: skip
+    for task in (0, 1):
+      cluster.start('actor', task, command=network.inside(2))
+    cluster.wait_for_training(learners[0])
+    network.cut(1)
+    with cluster_lib.within(45, 'until both learners have ended'):
+      for task, learner in enumerate(learners):
+        cluster_lib.assert_fails(
+          learner,
+          f'waited 20 s .* with {cluster.hosts[1 - task]}: .*Start all',
+          60,
+        )
+    assert list(cluster.logdir.glob('checkpoints/*.index'))
