@@ -296,7 +296,8 @@ class Learner:
     loss, scalars, statistics = compute_loss(
       agent, batch, hyperparameters, statistics, group
     )
-    lag = self.num_updates.read_value() - batch.policy_update
+    # Unrolls from before a restart may know updates that are lost by now.
+    lag = tf.maximum(self.num_updates.read_value() - batch.policy_update, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
     self.begin = group.copy_first(self.variables)
@@ -336,8 +337,7 @@ class Learner:
     )
     # One after the other: where both fail, the loss says more.
     with tf.control_dependencies([check_numerics(loss, 'the loss')]):
-      checked = check_numerics(norm, 'the gradient')
-    ready = [checked, learning_rate]
+      ready = [check_numerics(norm, 'the gradient'), learning_rate]
     if self._popart:
       with tf.control_dependencies(ready):
         ready = [self._popart.apply(statistics)]

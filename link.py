@@ -30,8 +30,8 @@ _PLACE_SECS = distributed.SILENCE_SECS + 5.0
 _NOTICE_SECS = 10.0
 # From one look at the learner to the next.
 _LOOK_SECS = 2.0
-# What a thread is given to end.
-_END_SECS = 10.0
+# What a thread is given to end; one that waits for a lost learner never does.
+_END_SECS = 5.0
 # Of glibc's `mallopt`, and values for them in bytes: the first is the highest
 # that it takes.
 _M_MMAP_THRESHOLD, _LARGE = -3, 32 << 20
@@ -141,6 +141,7 @@ class Link:
       problem, is_over = self._look()
     except tf.errors.DeadlineExceededError:
       # The session may still be good, and to close it could take for ever.
+      self._calls = None
       problem, is_over = 'it does not answer', False
     except _LOST as error:
       self._calls = self._candidate = None
@@ -150,11 +151,12 @@ class Link:
     return is_over
 
   def _look(self):
-    if self._candidate is None:
+    if self._calls is None:
+      # A call would try a closed port again and again, until its time is up.
       problem = distributed.can_connect(self._address)
       if problem:
         return problem, False
-      self._candidate = self._connect()
+    self._candidate = self._candidate or self._connect()
     calls = self._candidate
     if self._calls is None:
       self._compare(calls.settings())

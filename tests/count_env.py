@@ -16,6 +16,7 @@ class CountEnv(gymnasium.Env):
     reward: of each step; a list has one for each step.
     end: 'terminated' or 'truncated', how an episode ends.
     reset_secs: how long a reset sleeps.
+    step_secs: how long a step sleeps.
     raise_at: the step that raises, -1 for the reset.
     exit_at: the step that kills the process.
   """
@@ -26,6 +27,7 @@ class CountEnv(gymnasium.Env):
     reward=1.0,
     end='terminated',
     reset_secs=0.0,
+    step_secs=0.0,
     raise_at=None,
     exit_at=None,
   ):
@@ -34,6 +36,7 @@ class CountEnv(gymnasium.Env):
     self._rewards = np.broadcast_to(reward, [length])
     self._end = end
     self._reset_secs = reset_secs
+    self._step_secs = step_secs
     self._raise_at = raise_at
     self._exit_at = exit_at
     self._step = 0
@@ -47,6 +50,7 @@ class CountEnv(gymnasium.Env):
     return np.float32([0]), {}
 
   def step(self, action):
+    time.sleep(self._step_secs)
     self._step += 1
     if self._step == self._raise_at:
       raise OSError('The level is broken.')
@@ -158,6 +162,8 @@ def _register(gym_id, entry_point=CountEnv, **kwargs):
 
 for _length in (1, 3, 7, 20, 33, 100):
   _register(f'Count{_length}-v0', length=_length)
+for _length in (3, 7):
+  _register(f'CountCalm{_length}-v0', length=_length, step_secs=0.01)
 _register('CountTruncated-v0', end='truncated')
 _register('CountLastReward-v0', reward=[0, 0, 5])
 _register('CountSlowReset-v0', length=5, reset_secs=10.0)

@@ -533,7 +533,8 @@ class TestUpdate:
 
   def test_reports_the_lag_of_the_policy(self):
     run = Run()
-    updates = [0, 0, 0, 1, -3, 0, 3, 3, 0, 0]
+    # One was begun before the learner fell back to its checkpoint.
+    updates = [0, 0, 0, 1, -3, 0, 9, 1, 0, 0]
     run.put(
       *[
         _unroll(run.specs, 0)._replace(policy_update=np.int64(update))
@@ -541,7 +542,7 @@ class TestUpdate:
       ]
     )
     lags = [result.scalars['policy_lag'] for result in run.update(4)]
-    assert lags == [0.0, 0.5, 3.5, 0.0]
+    assert lags == [0.0, 0.5, 3.5, 1.0]
 
 
 def _make_stub(baseline):

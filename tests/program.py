@@ -10,6 +10,7 @@ import time
 import uuid
 
 ROOT = pathlib.Path(__file__).parent.parent
+COMMAND = (sys.executable, 'experiment.py')
 COUNT = 'gym:tests.count_env:Count{}-v0'
 
 
@@ -20,12 +21,13 @@ class Program:
     out: all that it has printed; `err` likewise.
   """
 
-  def __init__(self, folder, variables=None, **settings):
+  def __init__(self, folder, variables=None, command=COMMAND, **settings):
     """Starts it.
 
     Args:
       folder: for its output and its temporary files; need not exist.
       variables: environment variables, by name.
+      command: what the flags follow.
       **settings: flags, over those of a tiny run; None leaves one out.
     """
     settings = {
@@ -50,8 +52,7 @@ class Program:
     ):
       self.process = subprocess.Popen(
         [
-          sys.executable,
-          'experiment.py',
+          *command,
           *(f'--{k}={v}' for k, v in ordered if v is not None),
         ],
         cwd=ROOT,
