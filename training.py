@@ -5,9 +5,11 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import os
 import sys
 import threading
+import time
 from typing import Any, NamedTuple
 import zlib
 
@@ -25,6 +27,7 @@ import workers as workers_lib
 tf1 = tf.compat.v1
 
 _NOTICE_SECS = 10.0
+_REMEDY = 'Start all learners again: they go on from the checkpoint.'
 
 # What an exchange ends with if a learner has died, or has been started anew.
 _LOST = (
@@ -163,7 +166,10 @@ def build_distributed(
       with limit_first_exchange(cluster, timeout_secs):
         check_codes(session.run(codes))
       session.run(learner.begin)
-    learner.run(session, on_update, should_stop)
+    with limit_updates(cluster, timeout_secs, close) as note:
+      learner.run(
+        session, lambda result: (note(), on_update(result)), should_stop
+      )
 
   def is_over():
     frames = session.run(learner.num_environment_frames)
@@ -265,15 +271,71 @@ def limit_first_exchange(
     print(f'Waiting for {", ".join(_other_hosts(cluster))}.', flush=True)
     # The exchange itself ends earlier, and then in good order.
     if not is_done.wait(timeout_secs):
-      problem = _describe_silence(cluster, timeout_secs)
-      print(f'Error: {problem}.', file=sys.stderr, flush=True)
-      os._exit(1)
+      _end_at_once(cluster, timeout_secs)
 
   threading.Thread(target=watch, daemon=True).start()
   try:
     yield
   finally:
     is_done.set()
+
+
+@contextlib.contextmanager
+def limit_updates(
+  cluster: distributed.Cluster,
+  timeout_secs: float,
+  close_queue: Callable[[], None],
+) -> Iterator[Callable[[], None]]:
+  """Ends the updates of one of several learners if there are no more.
+
+  Where it is cut off from its actors too, it waits for them and is in no
+  exchange, and the others may have ended long ago.
+
+  Args:
+    cluster: says which learner this is.
+    timeout_secs: from one update to the next; before the first, actors may be
+      late.
+    close_queue: ends a wait for actors.
+
+  Yields:
+    What has to be called after each update.
+
+  Raises:
+    tf.errors.DeadlineExceededError: there was none for so long.
+  """
+  is_done, is_late = threading.Event(), threading.Event()
+  deadline = math.inf
+
+  def note():
+    nonlocal deadline
+    # Later than an exchange ends.
+    deadline = time.monotonic() + timeout_secs + _NOTICE_SECS
+
+  def watch():
+    while time.monotonic() < deadline:
+      if is_done.wait(1.0):
+        return
+    is_late.set()
+    close_queue()
+    if not is_done.wait(_NOTICE_SECS):
+      _end_at_once(cluster, timeout_secs)
+
+  if len(cluster.learner_hosts) > 1:
+    threading.Thread(target=watch, daemon=True).start()
+  try:
+    yield note
+  except tf.errors.OpError as error:
+    if not is_late.is_set():
+      raise
+    raise tf.errors.DeadlineExceededError(None, None, 'no update') from error
+  finally:
+    is_done.set()
+
+
+def _end_at_once(cluster, timeout_secs):
+  problem = _describe_silence(cluster, timeout_secs)
+  print(f'Error: {problem}. {_REMEDY}', file=sys.stderr, flush=True)
+  os._exit(1)
 
 
 def raise_failure(
@@ -295,9 +357,7 @@ def raise_failure(
     problem = 'another learner has ended'
   else:
     return _raise_failure(failure)
-  raise distributed.LearnerLost(
-    f'{problem}. Start all learners again: they go on from the checkpoint.'
-  ) from failure
+  raise distributed.LearnerLost(f'{problem}. {_REMEDY}') from failure
 
 
 def _describe_silence(cluster, timeout_secs):

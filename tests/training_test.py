@@ -100,3 +100,28 @@ def test_learners_with_other_settings_are_refused():  # E16
       ):
         training.check_codes(codes)
   training.check_codes({'batch_size': [4, 4]})
+
+
+def test_updates_have_a_limit(monkeypatch, capsys):
+  cluster = distributed.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
+  exits, closed = queue.Queue(), queue.Queue()
+  monkeypatch.setattr(training.os, '_exit', exits.put)
+  monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
+
+  def limit():
+    return training.limit_updates(cluster, 0.1, lambda: closed.put(True))
+
+  with pytest.raises(tf.errors.DeadlineExceededError), limit() as note_update:
+    with pytest.raises(queue.Empty):  # Before the first, actors may be late.
+      closed.get(timeout=1.5)
+    note_update()
+    assert closed.get(timeout=10)
+    # What a dequeue ends with.
+    raise tf.errors.OutOfRangeError(None, None, 'closed')
+  with limit() as note_update:
+    note_update()
+    # Where closing the queue does not help.
+    assert exits.get(timeout=10) == 1
+  assert 'to update together with localhost:1' in capsys.readouterr().err
+  with pytest.raises(tf.errors.OutOfRangeError), limit():
+    raise tf.errors.OutOfRangeError(None, None, 'closed')
