@@ -7,12 +7,13 @@ can be moved.
 """
 
 from collections.abc import Mapping, Sequence
+import fcntl
 import json
 import pathlib
 import re
 import sys
 import tempfile
-from typing import Any
+from typing import Any, BinaryIO
 
 import tensorflow as tf
 
@@ -140,20 +141,34 @@ class Checkpoints:
         path.unlink(missing_ok=True)
 
 
-def check_folder(logdir: str) -> None:
-  """Makes the run folder and tries whether it can be written.
+def claim_folder(logdir: str) -> BinaryIO:
+  """Makes the run folder, sees that it can be written, and by nobody else.
+
+  Returns:
+    What keeps others out until it is closed, or the process has ended.
 
   Raises:
-    CheckpointError: it cannot.
+    CheckpointError: it cannot be written, or another training has it.
   """
   try:
     pathlib.Path(logdir).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=logdir) as file:
       file.write(b'0')
+    lock = open(pathlib.Path(logdir) / '.lock', 'wb')
   except OSError as error:
     raise CheckpointError(
       f'cannot write to --logdir={logdir}: {error.strerror}'
     ) from error
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    raise CheckpointError(
+      f'another training writes to --logdir={logdir}: choose another folder, '
+      'or end it first.'
+    ) from error
+  except OSError:
+    pass  # Some network file systems have no locks.
+  return lock
 
 
 def read_settings(logdir: str) -> dict[str, Any]:

@@ -217,6 +217,11 @@ def _split(host: str) -> tuple[str, int]:
   name, _, port = host.rpartition(':')
   if not name or not port.isdecimal() or not 0 < int(port) < 65536:
     raise ValueError(f'{host!r} in --learner_hosts is not host:port.')
+  if ':' in name and not (name[0] == '[' and name[-1] == ']'):
+    raise ValueError(
+      f'{host!r} in --learner_hosts: an IPv6 address stands in brackets, as in '
+      '[::1]:2222.'
+    )
   return name.strip('[]'), int(port)
 
 

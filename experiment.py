@@ -55,11 +55,19 @@ def train() -> None:
   if cluster.job_name == 'actor':
     act(cluster, level_names)
     return
+  # Other learners than the first write nothing.
+  claim = contextlib.nullcontext()
   if cluster.task == 0:
-    checkpoint.check_folder(FLAGS.logdir)
-  if cluster.job_name == 'learner':
-    learn(cluster, level_names)
-    return
+    claim = checkpoint.claim_folder(FLAGS.logdir)
+  with claim:
+    if cluster.job_name == 'learner':
+      learn(cluster, level_names)
+    else:
+      train_alone(level_names)
+
+
+def train_alone(level_names: Sequence[str]) -> None:
+  """Trains with an actor in this process."""
   envs = settings.make_envs(
     level_names, True, FLAGS.num_actors * FLAGS.envs_per_actor
   )

@@ -2,8 +2,9 @@
 
   python local_cluster.py --num_learners=1 --num_actors=4 -- --level_name=pong
 
-What stands behind -- goes to all processes. Each has its output in a file of
-`--output_dir`; what the first learner prints is shown. Ctrl-C ends them all.
+What stands behind -- goes to all processes. What the first learner prints is
+shown; all else, and errors, are in a file for each process, in `--output_dir`.
+Ctrl-C ends them all.
 """
 
 import argparse
@@ -12,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -27,17 +29,17 @@ def find_free_ports(count: int) -> list[int]:
   return ports
 
 
-def start(job_name: str, task: int, folder: str, flags: list[str]):
+def start(job_name: str, task: int, folder: pathlib.Path, flags: list[str]):
   """Starts a process; in a session of its own, Ctrl-C does not reach it."""
   name = f'{job_name}{task}'
-  with open(pathlib.Path(folder) / f'{name}.txt', 'w') as output:
+  with open(folder / f'{name}.txt', 'w') as output:
     return subprocess.Popen(
       [
         sys.executable,
         str(ROOT / 'experiment.py'),
+        *flags,
         f'--job_name={job_name}',
         f'--task={task}',
-        *flags,
       ],
       stdout=None if name == 'learner0' else output,
       stderr=output,
@@ -45,32 +47,85 @@ def start(job_name: str, task: int, folder: str, flags: list[str]):
     )
 
 
-def main() -> int:
-  """Runs the cluster to its end; returns 1 if a process has failed."""
-  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
-  parser.add_argument('--num_learners', type=int, default=1)
-  parser.add_argument('--num_actors', type=int, default=2)
-  parser.add_argument('--output_dir', default='runs/local_cluster')
-  parser.add_argument('flags', nargs='*', help='of experiment.py, behind --')
-  args = parser.parse_args()
-  pathlib.Path(args.output_dir).mkdir(parents=True, exist_ok=True)
+def start_all(
+  args: argparse.Namespace, folder: pathlib.Path
+) -> dict[str, subprocess.Popen]:
+  """Starts all processes; returns them by name, 'learner0' first."""
   ports = find_free_ports(args.num_learners)
   hosts = ','.join(f'localhost:{port}' for port in ports)
-  flags = [f'--learner_hosts={hosts}', f'--num_actors={args.num_actors}']
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  processes = [
-    start(job, task, args.output_dir, flags + args.flags)
+  # Last: a flag file among the others may have a number of actors.
+  flags = [
+    *args.flags,
+    f'--learner_hosts={hosts}',
+    f'--num_actors={args.num_actors}',
+  ]
+  return {
+    f'{job}{task}': start(job, task, folder, flags)
     for job, n in (('learner', args.num_learners), ('actor', args.num_actors))
     for task in range(n)
-  ]
+  }
+
+
+def tell_failures(
+  processes: dict[str, subprocess.Popen], folder: pathlib.Path, told: set[str]
+) -> None:
+  """Says which processes have failed, once, and adds them to `told`."""
+  for name, process in processes.items():
+    if process.poll() and name not in told:
+      told.add(name)
+      path = folder / f'{name}.txt'
+      lines = path.read_text(errors='replace').splitlines()
+      errors = [line for line in lines if line.startswith('Error: ')]
+      problem = errors[-1] if errors else f'exit code {process.returncode}'
+      print(f'{name} has failed: {problem} ({path})', file=sys.stderr)
+
+
+def parse_arguments() -> argparse.Namespace:
+  """Reads the command line."""
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('--num_learners', type=int, default=1, help='default: 1')
+  parser.add_argument('--num_actors', type=int, default=2, help='default: 2')
+  parser.add_argument(
+    '--output_dir',
+    default='runs/local_cluster',
+    help='of what the processes print; default: %(default)s',
+  )
+  parser.add_argument('flags', nargs='*', help='of experiment.py, behind --')
+  args = parser.parse_args()
+  for name in ('num_learners', 'num_actors'):
+    if getattr(args, name) < 1:
+      parser.error(f'--{name} must be at least 1, got {getattr(args, name)}.')
+  return args
+
+
+def main() -> int:
+  """Runs the cluster to its end; returns 1 if a process has failed."""
+  args = parse_arguments()
+  folder = pathlib.Path(args.output_dir)
   try:
-    is_over = processes[0].wait() == 0
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as error:
+    sys.exit(f'Error: cannot write to --output_dir={folder}: {error.strerror}')
+  signal.signal(signal.SIGTERM, signal.default_int_handler)
+  processes = start_all(args, folder)
+  learner = processes['learner0']
+  told = set()
+  try:
+    while learner.poll() is None:
+      tell_failures(processes, folder, told)
+      time.sleep(0.5)
   except KeyboardInterrupt:
-    is_over = False
-  if not is_over:
-    for process in processes:
+    pass
+  if learner.returncode != 0:
+    tell_failures(processes, folder, told)
+    for process in processes.values():
       process.terminate()
-  return int(any([process.wait() for process in processes]))
+  codes = [process.wait() for process in processes.values()]
+  if learner.returncode == 0:
+    tell_failures(processes, folder, told)
+  return int(any(codes))
 
 
 if __name__ == '__main__':

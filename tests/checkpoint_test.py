@@ -204,12 +204,14 @@ def test_a_save_that_fails_warns_and_leaves_the_former(tmp_path, capfd):
 
 
 def test_the_folder_is_tried_at_the_start(tmp_path):
-  checkpoint.check_folder(str(tmp_path / 'new' / 'run'))
-  assert list((tmp_path / 'new' / 'run').iterdir()) == []
+  with checkpoint.claim_folder(str(tmp_path / 'new' / 'run')):
+    pass
+  (file,) = (tmp_path / 'new' / 'run').iterdir()
+  assert file.name == '.lock'
   (tmp_path / 'file').write_text('')
   for logdir in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
     with pytest.raises(checkpoint.CheckpointError, match='cannot write'):
-      checkpoint.check_folder(str(logdir))
+      checkpoint.claim_folder(str(logdir))
 
 
 _SETTINGS = {
@@ -223,6 +225,15 @@ _SETTINGS = {
 
 def _write_settings(logdir, settings):
   metrics.write_config(pathlib.Path(logdir) / 'config.json', settings)
+
+
+def test_a_folder_belongs_to_one_training_at_a_time(tmp_path):
+  with checkpoint.claim_folder(str(tmp_path)):
+    with pytest.raises(
+      checkpoint.CheckpointError, match=f'another training .*{tmp_path}'
+    ):
+      checkpoint.claim_folder(str(tmp_path))
+  checkpoint.claim_folder(str(tmp_path)).close()
 
 
 def test_settings_may_be_any_without_a_checkpoint(tmp_path):

@@ -48,6 +48,7 @@ def test_each_actor_has_its_learner():
     ({'learner_hosts': ('a:0',)}, "'a:0' in --learner_hosts"),
     ({'learner_hosts': ('a:65536',)}, "'a:65536' in --learner_hosts"),
     ({'learner_hosts': ('a:b',)}, "'a:b' in --learner_hosts"),
+    ({'learner_hosts': ('::1:2222',)}, "'::1:2222' .* stands in brackets"),
   ],
 )
 def test_what_does_not_fit_together_is_refused(changes, message):

@@ -1,0 +1,68 @@
+"""Tests of local_cluster.py; of its signals, see faults_test.py."""
+
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests import program
+
+
+def _run(*arguments):
+  return subprocess.run(
+    [sys.executable, 'local_cluster.py', *map(str, arguments)],
+    cwd=program.ROOT,
+    capture_output=True,
+    text=True,
+    timeout=300,
+  )
+
+
+def test_trains_and_its_own_numbers_win(tmp_path):
+  result = _run(
+    *('--num_actors=2', f'--output_dir={tmp_path / "out"}', '--'),
+    # It has --num_actors=1.
+    *('--flagfile=configs/cartpole.flags', '--envs_per_actor=1'),
+    *('--batch_size=2', '--total_environment_frames=400'),
+    f'--logdir={tmp_path / "run"}',
+  )
+  assert result.returncode == 0, result.stderr
+  assert 'actors: 2, for ' in result.stdout
+  assert result.stderr == ''
+  for task in range(2):
+    text = (tmp_path / 'out' / f'actor{task}.txt').read_text()
+    assert f'Actor {task} has ended.' in text
+
+
+def test_says_who_has_failed_and_why(tmp_path):
+  result = _run(
+    *('--num_actors=1', f'--output_dir={tmp_path}', '--'),
+    '--level_name=gym:tests.nowhere:Nothing-v0',
+  )
+  assert result.returncode == 1
+  lines = result.stderr.splitlines()
+  path = tmp_path / 'learner0.txt'
+  assert re.match(
+    rf'learner0 has failed: Error: .*tests\.nowhere.* \({path}\)', lines[0]
+  ), result.stderr
+  assert 'Traceback' not in result.stderr
+
+
+@pytest.mark.parametrize(
+  ('argument', 'message'),
+  [
+    ('--num_actors=0', '--num_actors must be at least 1, got 0'),
+    ('--num_learners=-1', '--num_learners must be at least 1, got -1'),
+    (
+      f'--output_dir={pathlib.Path(__file__) / "x"}',
+      'Error: cannot write to --output_dir=',
+    ),
+  ],
+)
+def test_refuses_in_one_line(argument, message):
+  result = _run(argument)
+  assert result.returncode != 0
+  assert message in result.stderr.splitlines()[-1]
+  assert 'Traceback' not in result.stderr
