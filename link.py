@@ -32,6 +32,9 @@ _NOTICE_SECS = 10.0
 _LOOK_SECS = 2.0
 # What a thread is given to end; one that waits for a lost learner never does.
 _END_SECS = 5.0
+# From giving up to the end, at most: a call without an answer, a thread, the
+# rest. A limit that leaves no room for it is exceeded by so much.
+_LEAVE_SECS = 20.0
 # Of glibc's `mallopt`, and values for them in bytes: the first is the highest
 # that it takes.
 _M_MMAP_THRESHOLD, _LARGE = -3, 32 << 20
@@ -91,12 +94,14 @@ class Link:
       queue_capacity: in unrolls; the learner's.
       weights: the policy's own, named as the learner's are.
       settings: what learner and actor have to agree on, by name.
-      timeout_secs: how long the learner may be away.
+      timeout_secs: when to have ended without the learner.
       should_stop: whether to give up waiting.
     """
     self._cluster = cluster
     self._settings = json.loads(json.dumps(settings))
-    self._timeout_secs = timeout_secs
+    self._patience_secs = timeout_secs
+    if timeout_secs >= 3 * _LEAVE_SECS:
+      self._patience_secs -= _LEAVE_SECS
     self._should_stop = should_stop
     self._token = secrets.randbits(62) + 1
     self._candidate: _Calls | None = None  # Not yet, or no longer, used.
@@ -133,7 +138,7 @@ class Link:
       Whether the run is over.
 
     Raises:
-      distributed.LearnerLost: nothing was heard of it for `timeout_secs`.
+      distributed.LearnerLost: nothing was heard of it for too long.
       ValueError: the learner has other settings, or another process plays in
         this actor's place.
     """
@@ -222,9 +227,9 @@ class Link:
 
   def _wait_on(self, problem):
     now = time.monotonic()
-    if now - self._heard >= self._timeout_secs:
+    if now - self._heard >= self._patience_secs:
       raise distributed.LearnerLost(
-        f'no learner at {self._address} for {self._timeout_secs:g} s '
+        f'no learner at {self._address} for {self._patience_secs:g} s '
         f'(--connect_timeout_secs): {problem}'
       )
     if now >= self._next_notice:
