@@ -23,11 +23,9 @@ import settings
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
 flags.DEFINE_integer('min_updates', 3, 'Updates of each measurement at least.')
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of each training before all.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 FLAGS.set_default('num_actors', 4)
 FLAGS.set_default('envs_per_actor', 32)
 # The paper's.
@@ -61,24 +59,24 @@ def main(argv):
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   own = FLAGS.get_key_flags_for_module(settings)
   own = [flag.serialize() for flag in own if flag.value is not None]
-  rounds = []
   with contextlib.ExitStack() as stack:
     trainings = []
     for num_actors in (0, FLAGS.num_actors):
       trainings.append(training_process.TrainingProcess(own, num_actors))
       stack.callback(trainings[-1].close)
-      while not trainings[-1].all_play():
-        trainings[-1].run(min_secs=1.0, min_updates=0)
+      trainings[-1].wait_for_actors()
       trainings[-1].run(FLAGS.warmup_secs, FLAGS.min_updates)
-    for i in range(FLAGS.rounds):
+
+    def measure_round():
       figures = {}
       for training, who in zip(trainings, _WHO, strict=True):
         figures |= measure(training, who)
       for unit in ('(frames/s)', '(CPU-us/frame)'):
         one, several = (figures[f'{who} {unit}'] for who in _WHO)
         figures[f'several / one {unit}'] = several / one
-      rounds.append(figures)
-      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+      return figures
+
+    rounds = report.repeat(measure_round)
     more = {
       'settings': settings.own_settings(),
       'memory_bytes': {
@@ -86,7 +84,7 @@ def main(argv):
         for training, who in zip(trainings, _WHO, strict=True)
       },
     }
-  report.finish(rounds, FLAGS.json, more)
+  report.finish(rounds, more)
 
 
 if __name__ == '__main__':

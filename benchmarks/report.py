@@ -1,6 +1,9 @@
-"""What stands beside a benchmark's figures: machine, command, date, spread."""
+"""What all benchmarks share: rounds, their spread, machine, command and date.
 
-from collections.abc import Mapping, Sequence
+Importing this defines the flags --rounds and --json.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import datetime
 import importlib.metadata
@@ -13,7 +16,13 @@ import subprocess
 import sys
 from typing import Any
 
+from absl import flags
 import psutil
+
+FLAGS = flags.FLAGS
+
+flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
+flags.DEFINE_string('json', None, 'Where to write all rounds.')
 
 _PACKAGES = ('tensorflow', 'dm-sonnet', 'numpy', 'ale-py', 'gymnasium')
 
@@ -96,20 +105,34 @@ def _git(*arguments: str) -> str | None:
   return None
 
 
-def finish(rounds, json_path: str | None, more=()) -> None:
-  """Prints what was measured, and writes it to `json_path` if there is one.
+def repeat(measure: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
+  """Measures --rounds rounds, and prints each.
+
+  Args:
+    measure: returns the figures of a round by name.
+  """
+  rounds = []
+  for i in range(FLAGS.rounds):
+    rounds.append(measure())
+    print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+  return rounds
+
+
+def finish(
+  rounds: Sequence[Mapping[str, float]], more: Mapping[str, Any] | None = None
+) -> None:
+  """Prints what was measured, and writes it to the file of --json, if any.
 
   Args:
     rounds: figure by name, for each round.
-    json_path: the file, or None.
     more: what else belongs to the results, value by name.
   """
   results = {
     **describe_circumstances(),
-    **dict(more),
+    **(more or {}),
     'summary': summarise(rounds),
     'rounds': rounds,
   }
   print_results(results)
-  if json_path:
-    write_json(json_path, results)
+  if FLAGS.json:
+    write_json(FLAGS.json, results)

@@ -21,10 +21,9 @@ from benchmarks import training_process
 FLAGS = flags.FLAGS
 
 flags.DEFINE_integer('max_actors', 64, 'Actors, a power of two.')
-flags.DEFINE_integer('rounds', 2, 'How often each is measured.')
+FLAGS.set_default('rounds', 2)
 flags.DEFINE_float('window_secs', 15.0, 'Seconds of each measurement.')
 flags.DEFINE_float('settle_secs', 3.0, 'Seconds before each measurement.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 
 _TRAINING_FLAGS = (
   '--level_name=gym:benchmarks.scaling:Waiting-v0',
@@ -69,21 +68,19 @@ def main(argv):
   # As Ctrl-C: the training must not outlive this.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   counts = [2**i for i in range(FLAGS.max_actors.bit_length())]
-  rounds = []
   training = training_process.TrainingProcess(_TRAINING_FLAGS, counts[-1])
   with contextlib.closing(training):
-    while not training.all_play():
-      training.run(min_secs=1.0, min_updates=0)
-    for i in range(FLAGS.rounds):
-      rounds.append({})
+    training.wait_for_actors()
+
+    def measure_round():
+      figures = {}
       for num_actors in reversed(counts):
-        rounds[-1] |= measure(training, num_actors)
-      rounds[-1] |= compare(rounds[-1], counts[-1])
-      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
+        figures |= measure(training, num_actors)
+      return figures | compare(figures, counts[-1])
+
+    rounds = report.repeat(measure_round)
     memory = training.measure_memory()
-  report.finish(
-    rounds, FLAGS.json, {'flags': _TRAINING_FLAGS, 'memory_bytes': memory}
-  )
+  report.finish(rounds, {'flags': _TRAINING_FLAGS, 'memory_bytes': memory})
 
 
 if __name__ == '__main__':

@@ -20,10 +20,8 @@ from benchmarks import training_process
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
 flags.DEFINE_float('warmup_secs', 15.0, 'Seconds of each training before all.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 
 _NUM_ENVS = 16
 _TRAINING_FLAGS = (
@@ -74,28 +72,27 @@ def main(argv):
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   # As Ctrl-C: the trainings must not outlive this.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  rounds = []
   with contextlib.ExitStack() as stack:
     trainings = []
     for first in ('First-v0', 'FirstSlow-v0'):
       trainings.append(start_training(first))
       stack.callback(trainings[-1].close)
       trainings[-1].run(FLAGS.warmup_secs, min_updates=2)
-    for i in range(FLAGS.rounds):
+
+    def measure_round():
       (first, others), (slow_first, slow_others) = (
         measure(training, FLAGS.window_secs) for training in trainings
       )
-      rounds.append(
-        {
-          'all fast: first (frames/s)': first,
-          'all fast: others (frames/s)': others,
-          'first slow: first (frames/s)': slow_first,
-          'first slow: others (frames/s)': slow_others,
-          'others, first slow / all fast': slow_others / others,
-        }
-      )
-      print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
-  report.finish(rounds, FLAGS.json)
+      return {
+        'all fast: first (frames/s)': first,
+        'all fast: others (frames/s)': others,
+        'first slow: first (frames/s)': slow_first,
+        'first slow: others (frames/s)': slow_others,
+        'others, first slow / all fast': slow_others / others,
+      }
+
+    rounds = report.repeat(measure_round)
+  report.finish(rounds)
 
 
 if __name__ == '__main__':

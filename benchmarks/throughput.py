@@ -39,7 +39,6 @@ tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
 flags.DEFINE_float(
   'window_secs', 10.0, 'Seconds of each measurement; V-trace takes a fifth.'
 )
@@ -47,7 +46,6 @@ flags.DEFINE_integer(
   'min_updates', 3, 'Updates that a measurement of the learner takes at least.'
 )
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of training before all.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 FLAGS.set_default('agent', 'shallow')
 FLAGS.set_default('use_lstm', True)
 # The paper's batch, and games enough to fill two of them.
@@ -264,20 +262,18 @@ def measure_rounds(
   learner_alone = LearnerAlone(envs.spec, hyperparameters)
   kernels = Kernels(hyperparameters.unroll_length, hyperparameters.batch_size)
   secs, min_updates = FLAGS.window_secs, FLAGS.min_updates
-  rounds = []
-  for i in range(FLAGS.rounds):
+
+  def measure_round():
     updates = process.run(secs, min_updates)
-    rounds.append(
-      {
-        'training (frames/s)': training_process.frames_per_second(updates),
-        'games alone (frames/s)': games.measure(secs),
-        'learner alone (frames/s)': learner_alone.measure(secs, min_updates),
-        'matrix product (GFLOP/s)': kernels.measure_matmul(secs),
-        'V-trace alone (us)': kernels.measure_vtrace(secs / 5),
-      }
-    )
-    print(f'round {i + 1} of {FLAGS.rounds}', rounds[-1], flush=True)
-  return rounds
+    return {
+      'training (frames/s)': training_process.frames_per_second(updates),
+      'games alone (frames/s)': games.measure(secs),
+      'learner alone (frames/s)': learner_alone.measure(secs, min_updates),
+      'matrix product (GFLOP/s)': kernels.measure_matmul(secs),
+      'V-trace alone (us)': kernels.measure_vtrace(secs / 5),
+    }
+
+  return report.repeat(measure_round)
 
 
 def add_ratios(figures: dict[str, float], step_flops: float) -> None:
@@ -327,7 +323,6 @@ def main(argv):
     add_ratios(figures, flops / envs.spec.frames_per_step)
   report.finish(
     rounds,
-    FLAGS.json,
     {
       'TF_ENABLE_ONEDNN_OPTS': os.environ.get('TF_ENABLE_ONEDNN_OPTS'),
       'settings': settings.own_settings(),

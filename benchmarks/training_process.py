@@ -161,12 +161,13 @@ class TrainingProcess:
     self.cores = Cores(*(one / secs for one in cpu_secs))
     return updates
 
-  def all_play(self) -> bool:
-    """Returns whether all actors have joined the learner."""
-    return all(
+  def wait_for_actors(self) -> None:
+    """Lets it train until all actors have joined the learner."""
+    while not all(
       'Playing for' in self._logs[actor].read_text(encoding='utf-8')
       for actor in self._actors
-    )
+    ):
+      self.run(min_secs=1.0, min_updates=0)
 
   def measure_memory(self) -> int:
     """Returns the bytes (PSS) of all processes together."""

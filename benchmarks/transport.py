@@ -41,9 +41,7 @@ tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
 flags.DEFINE_float('megabytes', 1500.0, 'What each measurement moves.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 
 _BATCH_SIZE = 32
 _SETTINGS = {'num_actors': 1}
@@ -293,23 +291,22 @@ def main(argv):
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   link.keep_memory()  # As actors do.
-  rounds = []
   with contextlib.ExitStack() as stack:
     sides = [
       stack.enter_context(contextlib.closing(ActorSide(case)))
       for case in _CASES
     ]
-    for i in range(-1, FLAGS.rounds):
+
+    def measure_round():
       figures = {}
       for case, side in zip(_CASES, sides, strict=True):
         figures |= measure(case, side, FLAGS.megabytes)
-      if i < 0:
-        continue  # A warm-up.
-      rounds.append(figures)
-      print(f'round {i + 1} of {FLAGS.rounds}', figures, flush=True)
+      return figures
+
+    measure_round()  # A warm-up.
+    rounds = report.repeat(measure_round)
   report.finish(
     rounds,
-    FLAGS.json,
     {
       'unroll_bytes': {
         case.name: side.unroll_bytes

@@ -34,9 +34,7 @@ tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
 flags.DEFINE_integer('fetches', 200, 'Of each actor in each measurement.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
 
 _NUM_ACTORS = (1, 4)
 _SETTINGS = {'num_actors': max(_NUM_ACTORS)}
@@ -141,13 +139,17 @@ def main(argv):
       spawn.Process(target=fetch, args=[cluster, theirs], daemon=True).start()
     for orders in actors:
       orders.recv()
-    rounds = []
-    for _ in range(FLAGS.rounds):
-      figures = [measure(actors[:n], num_bytes) for n in _NUM_ACTORS]
-      rounds.append({k: v for one in figures for k, v in one.items()})
+
+    def measure_round():
+      figures = {}
+      for n in _NUM_ACTORS:
+        figures |= measure(actors[:n], num_bytes)
+      return figures
+
+    rounds = report.repeat(measure_round)
     for orders in actors:
       orders.send(0)
-  report.finish(rounds, FLAGS.json, {'bytes_of_weights': num_bytes})
+  report.finish(rounds, {'bytes_of_weights': num_bytes})
 
 
 if __name__ == '__main__':
