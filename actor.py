@@ -112,6 +112,18 @@ def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
   )
 
 
+def time_major(batch: ActorOutput) -> ActorOutput:
+  """Turns a batch of unrolls, `[B, T + 1, ...]`, to `[T + 1, B, ...]`."""
+
+  def swap(tensor):
+    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
+
+  return batch._replace(
+    env_outputs=tf.nest.map_structure(swap, batch.env_outputs),
+    agent_outputs=tf.nest.map_structure(swap, batch.agent_outputs),
+  )
+
+
 def stack_frames(batch: ActorOutput) -> ActorOutput:
   """Stacks frames again that travelled one by one.
 

@@ -9,7 +9,7 @@ What they tell each other beside that is on the `Board`. The actor's side is in
 `link.py`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
 import ipaddress
@@ -339,9 +339,9 @@ class Board:
     """Makes the op by which the actor that has a place leaves it."""
     return self._tokens[task].assign(tf.constant(0, tf.int64)).op
 
-  def open(self, session: tf1.Session, settings: str) -> None:
+  def open(self, session: tf1.Session, settings: Mapping[str, Any]) -> None:
     """Lets actors join; `settings` is what they have to agree with."""
-    session.run(self._open, {self._text: settings})
+    session.run(self._open, {self._text: json.dumps(settings)})
 
   def end(self, session: tf1.Session) -> None:
     """Tells actors that the run is over."""

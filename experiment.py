@@ -12,7 +12,6 @@ This file wires the parts together. The algorithm is in
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
-import json
 import os
 import sys
 import time
@@ -129,7 +128,7 @@ def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
       settings.make_hyperparameters(),
       FLAGS.queue_capacity,
       FLAGS.seed,
-      json.dumps(settings.agreed_settings(spec, level_names)),
+      settings.agreed_settings(spec, level_names),
       FLAGS.connect_timeout_secs,
     )
     about = {'actors': distributed.describe_actors(cluster)} | about_envs

@@ -226,16 +226,27 @@ def compute_loss(
   return total, scalars, statistics
 
 
-def time_major(batch: actor.ActorOutput) -> actor.ActorOutput:
-  """Turns a batch of unrolls, `[B, T + 1, ...]`, to `[T + 1, B, ...]`."""
+def stage(
+  queue: tf.queue.FIFOQueue, specs: actor.ActorOutput, batch_size: int
+) -> tuple[actor.ActorOutput, tf.Operation, tf.Operation]:
+  """Takes batches from the queue, the next one while this one trains.
 
-  def swap(tensor):
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
-
-  return batch._replace(
-    env_outputs=tf.nest.map_structure(swap, batch.env_outputs),
-    agent_outputs=tf.nest.map_structure(swap, batch.agent_outputs),
-  )
+  Returns:
+    A batch, [T + 1, B, ...]; the op that makes the first one ready, and the one
+    that makes the next one ready, to be run with what uses this one.
+  """
+  with tf.name_scope('stage'):
+    flat = queue.dequeue_many(batch_size)
+    batch = actor.time_major(tf.nest.pack_sequence_as(specs, flat))
+    tensors = tf.nest.flatten(batch)
+    area = data_flow_ops.StagingArea(
+      [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
+    )
+    put_first = area.put(tensors)
+    batch = tf.nest.pack_sequence_as(specs, area.get())
+    # Where the area is full, it would keep a thread that others may need.
+    with tf.control_dependencies([batch.level_index]):
+      return batch, put_first, area.put(tensors)
 
 
 class Learner:
@@ -273,19 +284,9 @@ class Learner:
     self._hyperparameters = hyperparameters
     self.num_environment_frames = _make_counter('num_environment_frames')
     self.num_updates = _make_counter('num_updates')
-
-    with tf.name_scope('stage'):
-      flat = queue.dequeue_many(hyperparameters.batch_size)
-      batch = time_major(tf.nest.pack_sequence_as(specs, flat))
-      tensors = tf.nest.flatten(batch)
-      area = data_flow_ops.StagingArea(
-        [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
-      )
-      self._stage = area.put(tensors)
-      batch = tf.nest.pack_sequence_as(specs, area.get())
-      # Where the area is full, it would keep a thread that others may need.
-      with tf.control_dependencies([batch.level_index]):
-        self._stage_next = area.put(tensors)
+    batch, self._stage, self._stage_next = stage(
+      queue, specs, hyperparameters.batch_size
+    )
     episodes = [batch.level_index, *batch.env_outputs.info]
     level_index, *info = group.gather(episodes)
     batch = actor.stack_frames(batch)
@@ -382,8 +383,7 @@ class Learner:
     if frames >= total or should_stop():
       return
     session.run(self._stage)
-    # In the calling thread: an update's ops are large, handing them between
-    # threads only costs.
+    # In the calling thread: to hand large ops between threads only costs.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     step = session.make_callable(
       (self._result, self._stage_next), accept_options=True

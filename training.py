@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-import json
 import math
 import os
 import sys
@@ -127,7 +126,7 @@ def build_distributed(
   hyperparameters: learner_lib.Hyperparameters,
   queue_capacity: int,
   seed: int,
-  settings: str,
+  settings: Mapping[str, Any],
   timeout_secs: float,
 ) -> Training:
   """Wires a learner whose actors are in other processes.
@@ -140,12 +139,12 @@ def build_distributed(
     hyperparameters: of the update.
     queue_capacity: in unrolls.
     seed: of weights.
-    settings: what actors have to agree with, JSON; see `distributed.Board`.
+    settings: what actors have to agree with; see `distributed.Board`.
     timeout_secs: how long it waits for other learners in an update.
   """
   tf1.set_random_seed(seed)
   num_learners = len(cluster.learner_hosts)
-  shared = json.loads(settings) | dataclasses.asdict(hyperparameters)
+  shared = {**settings, **dataclasses.asdict(hyperparameters)}
   group = collectives.Group(
     num_learners, cluster.task, cluster.learner_device, timeout_secs
   )

@@ -10,7 +10,6 @@ same size. See benchmarks/README.md.
 
 from collections.abc import Callable
 import contextlib
-import json
 import math
 import multiprocessing
 from multiprocessing import connection
@@ -26,7 +25,6 @@ import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 
 # isort: split
 import tensorflow as tf
-from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 
 import actor
 from benchmarks import report
@@ -109,20 +107,12 @@ class LearnerSide:
     self._server = distributed.start_server(cluster)
     with tf.Graph().as_default(), distributed.on_learner(cluster):
       queue = actor.make_queue(specs, _BATCH_SIZE)
-      # As in `learner.Learner`.
-      flat = queue.dequeue_many(_BATCH_SIZE)
-      batch = learner.time_major(tf.nest.pack_sequence_as(specs, flat))
-      tensors = tf.nest.flatten(batch)
-      area = data_flow_ops.StagingArea(
-        [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
-      )
-      stage, first = area.put(tensors), area.get()[0]
-      with tf.control_dependencies([first]):
-        stage_next = area.put(tensors)
+      batch, stage, stage_next = learner.stage(queue, specs, _BATCH_SIZE)
+      first = batch.level_index
       with tf1.device(cluster.learner_device):
         board = distributed.Board(cluster.num_actors)
       session = tf1.Session(self._server.target)
-      board.open(session, json.dumps(_SETTINGS))
+      board.open(session, _SETTINGS)
       self._stage = session.make_callable(stage)
       self._unstage = session.make_callable(first)
       self._step = session.make_callable(

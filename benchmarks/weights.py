@@ -8,7 +8,6 @@ benchmarks/README.md.
 """
 
 import contextlib
-import json
 import multiprocessing
 from multiprocessing import connection
 import time
@@ -65,7 +64,7 @@ def serve(cluster: distributed.Cluster) -> tf1.Session:
       board = distributed.Board(cluster.num_actors)
     session = tf1.Session(server.target)
     session.run(tf1.global_variables_initializer())
-    board.open(session, json.dumps(_SETTINGS))
+    board.open(session, _SETTINGS)
   return session
 
 

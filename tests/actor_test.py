@@ -110,7 +110,7 @@ class Run:
       self._unroll = tf.nest.map_structure(
         lambda s: tf1.placeholder(s.dtype, [1, *s.shape]), specs
       )
-      batch = actor.stack_frames(learner.time_major(self._unroll))
+      batch = actor.stack_frames(actor.time_major(self._unroll))
       self._outputs = self.agent.unroll(
         *tf.nest.map_structure(
           lambda t: t[:T], (batch.agent_outputs.action, batch.env_outputs)
@@ -291,7 +291,7 @@ class TestStackFrames:
     for i, own in run.play_unrolls(30).items():
       for k, unroll in enumerate(own):
         batch = tf.nest.map_structure(lambda x: tf.constant(x[None]), unroll)
-        batch = actor.stack_frames(learner.time_major(batch))
+        batch = actor.stack_frames(actor.time_major(batch))
         stacks = batch.env_outputs.observation.frame
         assert stacks.shape == [_T + 1, 1, 4, 4, 4]
         for t in range(_T + 1):
@@ -308,7 +308,7 @@ class TestStackFrames:
       batch = tf.nest.map_structure(
         lambda *x: tf.constant(np.stack(x)), *unrolls
       )
-      batch = actor.stack_frames(learner.time_major(batch))
+      batch = actor.stack_frames(actor.time_major(batch))
       return batch.env_outputs.observation.frame
 
     together = stack(unrolls)

@@ -1,6 +1,5 @@
 """Tests of link.py, against a learner's server in this process."""
 
-import json
 import resource
 import socket
 import threading
@@ -69,7 +68,7 @@ class FakeLearner:
 
   def start(self, **settings):
     self.session.run(self._init)
-    self.board.open(self.session, json.dumps(_SETTINGS | settings))
+    self.board.open(self.session, _SETTINGS | settings)
 
   def die(self):
     """Forgets all that it held, as a new process would."""
