@@ -11,8 +11,8 @@ import collectives
 import distributed
 import environments
 import learner
+import local_cluster
 import networks
-from tests import link_test
 import training
 
 tf1 = tf.compat.v1
@@ -116,7 +116,9 @@ def _unroll(specs, seed):
 
 
 def start_two():
-  hosts = tuple(f'localhost:{link_test.free_port()}' for _ in range(2))
+  hosts = tuple(
+    f'localhost:{port}' for port in local_cluster.find_free_ports(2)
+  )
   clusters = [distributed.Cluster('learner', k, hosts, 2) for k in range(2)]
   return clusters, [distributed.start_server(cluster) for cluster in clusters]
 

@@ -9,8 +9,8 @@ from absl.testing import flagsaver
 import pytest
 
 import distributed
+import local_cluster
 import settings
-from tests import link_test
 from tests import program
 
 _HOSTS = ('a:1', 'b:2')
@@ -134,7 +134,7 @@ def test_a_port_that_is_taken_is_refused():  # E06
 
 def test_who_listens_to_the_network_is_told_so(capsys, monkeypatch):
   monkeypatch.setattr(distributed.tf.distribute, 'Server', lambda *_, **__: 1)
-  port = link_test.free_port()
+  (port,) = local_cluster.find_free_ports(1)
   for name in ('localhost', '127.0.0.2', '[::1]'):
     distributed.start_server(
       distributed.Cluster('learner', 0, (f'{name}:{port}',), 1)
@@ -171,7 +171,7 @@ def test_an_actor_of_a_cluster_steps_its_games_as_one():
 
 def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
   cluster = {
-    'chief': [f'localhost:{link_test.free_port()}'],
+    'chief': [f'localhost:{local_cluster.find_free_ports(1)[0]}'],
     'worker': ['elsewhere:1', 'elsewhere:2'],
   }
 

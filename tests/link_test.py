@@ -1,7 +1,6 @@
 """Tests of link.py, against a learner's server in this process."""
 
 import resource
-import socket
 import threading
 import time
 
@@ -13,18 +12,13 @@ import actor
 import distributed
 import environments
 import link
+import local_cluster
 import networks
 
 tf1 = tf.compat.v1
 
 _SETTINGS = {'num_actors': 2, 'levels': ['a', 'b'], 'unroll_length': 3}
 _CAPACITY = 4
-
-
-def free_port():
-  with socket.socket() as probe:
-    probe.bind(('', 0))
-    return probe.getsockname()[1]
 
 
 def _make_agent():
@@ -50,7 +44,7 @@ class FakeLearner:
 
   def __init__(self):
     self.cluster = distributed.Cluster(
-      'learner', 0, (f'localhost:{free_port()}',), 2
+      'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
     )
     self._server = distributed.start_server(self.cluster)
     with tf.Graph().as_default(), distributed.on_learner(self.cluster):
@@ -262,7 +256,9 @@ def test_leaving_ends_a_wait_for_room(learner):
 
 
 def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
-  cluster = distributed.Cluster('learner', 0, (f'localhost:{free_port()}',), 2)
+  cluster = distributed.Cluster(
+    'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
+  )
   client = Client(cluster, timeout_secs=0.5)
   assert not client.link.look()
   assert 'Connection refused' in capsys.readouterr().out

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 import collectives
 import distributed
+import local_cluster
 from tests import collectives_test
-from tests import link_test
 import training
 
 tf1 = tf.compat.v1
@@ -45,7 +45,7 @@ def test_a_learner_that_is_silent_is_told():
       'waited 7 s (--connect_timeout_secs) to update together with '
       f'localhost:{port}: one has stopped, or gets no unrolls from its actors'
     )
-  gone = f'localhost:{link_test.free_port()}'
+  gone = f'localhost:{local_cluster.find_free_ports(1)[0]}'
   with pytest.raises(
     distributed.LearnerLost,
     match=f'with {gone}: {gone} cannot be reached, Connection refused. Start',
