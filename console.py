@@ -99,6 +99,7 @@ def progress_line(
   score: str,
   queue_size: float,
   queue_capacity: int,
+  about_actors: str = '',
 ) -> str:
   """Returns how a run does, as one line without a line end.
 
@@ -110,6 +111,7 @@ def progress_line(
     score: what it has learnt, e.g. 'return (last 100) 3.5'.
     queue_size: see `bottleneck`.
     queue_capacity: see `bottleneck`.
+    about_actors: e.g. '3 of 4 actors play'.
   """
   done = num_environment_frames / max(total_environment_frames, 1)
   left = '-' if seconds_left is None else format_duration(seconds_left)
@@ -121,6 +123,7 @@ def progress_line(
     f' | {score}'
     f' | queue {queue_size:.0f}/{queue_capacity}:'
     f' {bottleneck(queue_size, queue_capacity)}'
+    f'{about_actors and " | " + about_actors}'
   )
 
 

@@ -287,6 +287,10 @@ class Board:
 
   Both build it in their graphs; its variables are the same by name. Until the
   learner has opened it, all reads fail with `FailedPreconditionError`.
+
+  Attributes:
+    settings: string [], JSON, what actors have to agree with.
+    num_playing: int64 [], how many of the places are taken.
   """
 
   def __init__(self, num_actors: int):
@@ -308,7 +312,7 @@ class Board:
     self._end = self._is_over.assign(True).op
     # In a graph, == and != compare Python objects.
     is_playing = tf.not_equal(self._tokens, 0) & self._is_fresh(self._heard)
-    self._num_playing = tf.math.count_nonzero(is_playing)
+    self.num_playing = tf.math.count_nonzero(is_playing)
 
   def _is_fresh(self, heard):
     return heard > tf.timestamp() - SILENCE_SECS
@@ -350,7 +354,7 @@ class Board:
   def linger(self, session: tf1.Session) -> None:
     """Waits until all actors have left, or for 15 s."""
     deadline = time.monotonic() + _LINGER_SECS
-    while session.run(self._num_playing) and time.monotonic() < deadline:
+    while session.run(self.num_playing) and time.monotonic() < deadline:
       time.sleep(0.1)
 
 

@@ -10,7 +10,7 @@ This file wires the parts together. The algorithm is in
 `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import contextlib
 import os
 import sys
@@ -86,7 +86,11 @@ def train_alone(level_names: Sequence[str]) -> None:
         envs.spec,
         level_names,
         config,
-        {'environments': envs.num_envs, **describe_envs(envs)},
+        {
+          'environments': envs.num_envs,
+          'seeds': describe_seeds(envs),
+          **envs.settings(),
+        },
       )
 
 
@@ -147,6 +151,7 @@ def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
     level_names, True, FLAGS.envs_per_actor, cluster.task
   )
   with contextlib.closing(envs), tf.Graph().as_default():
+    print(f'Environments with the seeds {describe_seeds(envs)}.', flush=True)
     settings.fill_in_flags(envs.spec, level_names)
     link.play(
       cluster,
@@ -203,7 +208,7 @@ def run_training(
   with workers_lib.stop_on_signals(workers.stop):
     training.start_actors(workers)
     workers.start(lambda: training.run(on_update, workers.should_stop))
-    supervise(workers, monitor, training.queue_size)
+    supervise(workers, monitor, training)
     workers.join()
     if isinstance(workers.failure, tf.errors.InvalidArgumentError):
       raise ArithmeticError(describe_numerics(workers.failure, monitor))
@@ -236,14 +241,14 @@ def assist(training: training_lib.Training) -> None:
 def supervise(
   workers: workers_lib.Workers,
   monitor: monitor_lib.Monitor,
-  queue_size: Callable[[], int],
+  training: training_lib.Training,
 ) -> None:
   """Reports until the workers end."""
   due = time.monotonic() + FLAGS.log_every_secs
   while not workers.wait(0.5):
-    monitor.sample_queue(queue_size())
+    monitor.sample_queue(training.queue_size())
     if time.monotonic() >= due:
-      monitor.report()
+      monitor.report(training.describe_actors())
       due = time.monotonic() + FLAGS.log_every_secs
 
 
@@ -259,13 +264,10 @@ def describe_numerics(
   )
 
 
-def describe_envs(envs: environments.Environments) -> dict[str, Any]:
-  """Returns the seeds, the first of them, and what was set in the library."""
+def describe_seeds(envs: environments.Environments) -> str:
+  """Returns the first few seeds."""
   more = ', ...' if envs.num_envs > 4 else ''
-  return {
-    'seeds': ', '.join(map(str, envs.seeds[:4])) + more,
-    **envs.settings(),
-  }
+  return ', '.join(map(str, envs.seeds[:4])) + more
 
 
 def describe_run(about_envs, level_names, learner, first_frame) -> str:

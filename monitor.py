@@ -63,8 +63,8 @@ class Monitor:
     """Notes how many unrolls wait."""
     self._queue_sizes.append(size)
 
-  def report(self) -> None:
-    """Writes metrics and prints the progress line."""
+  def report(self, about_actors: str = '') -> None:
+    """Writes metrics and prints the progress line, with what it is given."""
     frames = self.num_environment_frames
     queue_size = float(np.mean(self._queue_sizes or [0]))
     self._queue_sizes = []
@@ -85,6 +85,7 @@ class Monitor:
       self._describe_score(suite_scores),
       queue_size,
       self._queue_capacity,
+      about_actors,
     )
     print(line, flush=True)
 

@@ -45,6 +45,7 @@ class Training(NamedTuple):
     run: trains; takes `on_update` and `should_stop` of `learner.Learner.run`.
     start_actors: starts them among the workers, or lets those elsewhere begin.
     queue_size: returns how many unrolls wait.
+    describe_actors: says how many of those elsewhere play; '' locally.
     close_queue: wakes whoever waits at the queue, and says whether the run is
       over.
     linger: lets actors elsewhere leave, if the run is over.
@@ -56,6 +57,7 @@ class Training(NamedTuple):
   run: Callable[..., None]
   start_actors: Callable[[workers_lib.Workers], None]
   queue_size: Callable[[], int]
+  describe_actors: Callable[[], str]
   close_queue: Callable[[], None]
   linger: Callable[[], None]
   raise_failure: Callable[[Exception | None], None]
@@ -112,6 +114,7 @@ def build_local(
     functools.partial(learner.run, session),
     lambda workers: workers.start(lambda: play(workers.should_stop)),
     session.make_callable(queue_size),
+    lambda: '',
     session.make_callable(close_queue),
     linger=lambda: None,
     raise_failure=_raise_failure,
@@ -174,6 +177,10 @@ def build_distributed(
     frames = session.run(learner.num_environment_frames)
     return frames >= hyperparameters.total_environment_frames
 
+  def describe_actors():
+    own = range(cluster.task, cluster.num_actors, num_learners)
+    return f'{session.run(board.num_playing)} of {len(own)} actors play'
+
   def close():
     if is_over():
       board.end(session)
@@ -185,6 +192,7 @@ def build_distributed(
     run,
     lambda workers: board.open(session, settings),
     session.make_callable(queue_size),
+    describe_actors,
     close,
     linger=lambda: is_over() and board.linger(session),
     raise_failure=functools.partial(

@@ -83,8 +83,8 @@ _LAB = environments.EnvironmentSpec(
   action_meanings=None,
   has_instruction=True,
 )
-# Games step as two groups, a group's unrolls are full together; levels of Lab
-# step on their own.
+# Games step together, and their unrolls are full together; levels of Lab step
+# on their own.
 _CASES = (
   Case('Atari', _ATARI, unroll_length=20, at_once=8),
   Case('Lab', _LAB, unroll_length=100, at_once=1),

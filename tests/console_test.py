@@ -112,6 +112,12 @@ def test_progress_line_before_anything_is_known():
   )
 
 
+def test_progress_line_with_actors_elsewhere():
+  assert console.progress_line(
+    0, 1000, 0.0, None, '-', 0, 32, '3 of 4 actors play'
+  ).endswith(' | queue 0/32: the actors are the limit | 3 of 4 actors play')
+
+
 def test_progress_line_of_a_budget_of_nothing():
   assert '0 / 0 frames' in console.progress_line(0, 0, 0.0, 0.0, '-', 0, 1)
 

@@ -196,6 +196,8 @@ def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
   assert learner.out.splitlines()[-1].startswith('Saved.')
   for index, actor in enumerate((first, second)):
     assert actor.out.splitlines()[-1] == f'Actor {index} has ended.'
+  seeds = [re.search('with the seeds (.*)', a.out)[1] for a in (first, second)]
+  assert seeds[0] != seeds[1]  # I07
   rows = (tmp_path / 'run' / 'metrics.jsonl').read_text()
   for length in (3, 7):  # One of each actor.
     assert (

@@ -212,6 +212,20 @@ def test_plays_what_was_trained(run, tmp_path):
     assert level['frames'] == [length] * 3
 
 
+def test_one_environment_fills_a_large_batch(tmp_path):
+  with Program(
+    tmp_path / 'program',
+    level_name=COUNT.format(3),
+    logdir=tmp_path / 'run',
+    envs_per_actor=1,
+    batch_size=32,
+    queue_capacity=1,
+    total_environment_frames=320,
+  ) as run:
+    assert run.finish() == 0, run.err
+  assert '320 / 320 frames (100.0%)' in run.out
+
+
 def test_failures_end_the_run_and_name_their_place(tmp_path):
   settings = {
     # One environment, and a queue smaller than the batch.

@@ -55,6 +55,7 @@ def test_an_actor_stopped_for_a_minute_goes_on(cluster):
   end = time.monotonic() + 60
   while time.monotonic() < end:
     cluster.wait_for_training(learner)
+  assert learner.out.splitlines()[-1].endswith('| 1 of 2 actors play')
   actor.process.send_signal(signal.SIGCONT)
   with cluster_lib.within(_REJOIN_SECS, 'until it is trained on again'):
     cluster.wait_for_actor(learner, 0)

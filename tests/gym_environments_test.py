@@ -19,8 +19,12 @@ class TestGym(contract.EnvironmentsContract):
 
   def test_truncation_ends_an_episode(self):
     envs = contract.make('gym:tests.count_env:CountTruncated-v0')
-    assert contract.finished(contract.step_all(envs, 7)) == [(3.0, 3)] * 2
+    rows = list(contract.step_all(envs, 7))
     envs.close()
+    assert contract.finished(rows) == [(3.0, 3)] * 2
+    assert [bool(row.done) for _, row in rows] == [True, False, False] * 2 + [
+      True
+    ]
 
   @pytest.mark.parametrize(
     ('name', 'shape'), [('Image', (4, 6, 3)), ('GreyImage', (4, 6))]

@@ -496,6 +496,12 @@ class TestUpdate:
       ):
         np.testing.assert_allclose(value, expected, rtol=1e-4, atol=1e-6)
 
+  @pytest.mark.parametrize(('T', 'frames'), [(20, 2560), (100, 12_800)])
+  def test_counts_environment_frames(self, T, frames):
+    run = Run(batch_size=32, unroll_length=T, frames_per_step=4)
+    run.put(*(_unroll(run.specs, seed) for seed in range(64)))
+    assert run.update(1)[0].num_environment_frames == frames
+
   def test_counts_beyond_float32(self):
     run = Run(batch_size=1, unroll_length=1, frames_per_step=1)
     run.set_frames(16_777_216)

@@ -77,7 +77,7 @@ class FakeLearner:
     return self.session.run(self._dequeue)
 
   def num_playing(self):
-    return self.session.run(self.board._num_playing)
+    return self.session.run(self.board.num_playing)
 
 
 @pytest.fixture(scope='module')
