@@ -7,15 +7,18 @@ can be moved.
 """
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import fcntl
 import json
+import os
 import pathlib
 import re
-import sys
 import tempfile
 from typing import Any, BinaryIO
 
 import tensorflow as tf
+
+import console
 
 tf1 = tf.compat.v1
 
@@ -39,6 +42,12 @@ FREE_SETTINGS = frozenset(
     'total_environment_frames',
     'video',
   }
+)
+
+
+# Not a copy that a user keeps beside them.
+_OWN_FILES = re.compile(
+  r'frames-(\d+)\.(index|data-\d+-of-\d+)(\.tempstate\d+)?'
 )
 
 
@@ -81,9 +90,7 @@ class Checkpoints:
         with session.graph.as_default():
           self._saver.restore(session, path)
       except (tf.errors.OpError, ValueError) as error:
-        print(
-          f'Warning: cannot restore {path}: {_reason(error)}', file=sys.stderr
-        )
+        console.warn(f'cannot restore {path}: {_reason(error)}')
       else:
         self._saver.recover_last_checkpoints(paths)
         self._last_whole = path
@@ -120,10 +127,9 @@ class Checkpoints:
       with session.graph.as_default():
         self._saver.save(session, str(prefix), write_meta_graph=False)
     except (OSError, tf.errors.OpError) as error:
-      print(
-        f'Warning: cannot save {prefix} ({_reason(error)}). The checkpoint'
-        ' before it is kept; trying again later.',
-        file=sys.stderr,
+      console.warn(
+        f'cannot save {prefix} ({_reason(error)}). The checkpoint before it is '
+        'kept; trying again later.'
       )
       return False
     finally:
@@ -137,8 +143,26 @@ class Checkpoints:
     for path in self._directory.glob('frames-*'):
       # A cut save may have had the name of one that is whole by now.
       is_whole = '.tempstate' not in path.name
-      if not is_whole or path.name.partition('.')[0] not in names:
-        path.unlink(missing_ok=True)
+      is_kept = is_whole and path.name.partition('.')[0] in names
+      if _OWN_FILES.fullmatch(path.name) and not is_kept:
+        with contextlib.suppress(OSError):
+          path.unlink()
+
+
+def make_folder(path: str, flag: str) -> None:
+  """Makes a folder, unless it is there, and sees that it can be written.
+
+  Raises:
+    CheckpointError: it cannot.
+  """
+  try:
+    pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path) as file:
+      file.write(b'0')
+  except OSError as error:
+    raise CheckpointError(
+      f'cannot write to {path} (--{flag}): {error.strerror}'
+    ) from error
 
 
 def claim_folder(logdir: str) -> BinaryIO:
@@ -150,15 +174,9 @@ def claim_folder(logdir: str) -> BinaryIO:
   Raises:
     CheckpointError: it cannot be written, or another training has it.
   """
-  try:
-    pathlib.Path(logdir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=logdir) as file:
-      file.write(b'0')
-    lock = open(pathlib.Path(logdir) / '.lock', 'wb')
-  except OSError as error:
-    raise CheckpointError(
-      f'cannot write to --logdir={logdir}: {error.strerror}'
-    ) from error
+  make_folder(logdir, 'logdir')
+  make_folder(os.path.join(logdir, 'checkpoints'), 'logdir')
+  lock = open(pathlib.Path(logdir) / '.lock', 'wb')
   try:
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
@@ -212,7 +230,7 @@ def check_settings(
     raise CheckpointError(
       message + ' Use another --logdir, or --allow_changed_settings.'
     )
-  print(f'Warning: {message}', file=sys.stderr)
+  console.warn(message)
 
 
 def _find_checkpoints(directory: pathlib.Path) -> list[str]:
@@ -224,8 +242,12 @@ def _find_checkpoints(directory: pathlib.Path) -> list[str]:
   if state and state.all_model_checkpoint_paths:
     return list(state.all_model_checkpoint_paths)
   # The list is damaged, or the very first save was cut just before it.
-  paths = [path.with_suffix('') for path in directory.glob('frames-*.index')]
-  return [str(p) for p in sorted(paths, key=lambda p: int(p.name[7:]))]
+  paths = {
+    int(match[1]): path.with_suffix('')
+    for path in directory.glob('frames-*.index')
+    if (match := _OWN_FILES.fullmatch(path.name))
+  }
+  return [str(paths[frames]) for frames in sorted(paths)]
 
 
 def _reason(error: Exception) -> str:

@@ -7,8 +7,32 @@ import collections
 from collections.abc import Callable, Mapping
 import os
 import shlex
+import sys
 import time
-from typing import Any
+from typing import Any, TextIO
+
+
+def say(text: str, file: TextIO | None = None) -> None:
+  """Prints at once; that nobody can take it costs nothing of the run.
+
+  Args:
+    text: to print.
+    file: where to; standard output if not given.
+  """
+  file = file or sys.stdout
+  try:
+    print(text, file=file, flush=True)
+  except BrokenPipeError:
+    # For good. Python would fail at its end on what is still to be written.
+    with open(os.devnull, 'w') as nowhere:
+      os.dup2(nowhere.fileno(), file.fileno())
+  except OSError:
+    pass  # A log on a full disk: it may have room again.
+
+
+def warn(text: str) -> None:
+  """Says something on standard error, as `say` does."""
+  say(f'Warning: {text}', sys.stderr)
 
 
 class FrameRate:

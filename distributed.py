@@ -66,6 +66,10 @@ class Cluster:
       ValueError: the parts do not fit together.
     """
     if self.job_name == 'local':
+      if self.task or self.learner_hosts:
+        raise ValueError(
+          '--task and --learner_hosts need --job_name=learner or actor.'
+        )
       return
     if not self.learner_hosts:
       raise ValueError(

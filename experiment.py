@@ -151,7 +151,7 @@ def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
     level_names, True, FLAGS.envs_per_actor, cluster.task
   )
   with contextlib.closing(envs), tf.Graph().as_default():
-    print(f'Environments with the seeds {describe_seeds(envs)}.', flush=True)
+    console.say(f'Environments with the seeds {describe_seeds(envs)}.')
     settings.fill_in_flags(envs.spec, level_names)
     link.play(
       cluster,
@@ -184,7 +184,7 @@ def run_training(
   checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
   metrics.write_config(os.path.join(FLAGS.logdir, 'config.json'), config)
-  print(describe_run(about_envs, level_names, learner, first_frame), flush=True)
+  console.say(describe_run(about_envs, level_names, learner, first_frame))
   warn_of_levels_left_out(level_names)
   monitor = monitor_lib.Monitor(
     FLAGS.logdir,
@@ -212,16 +212,16 @@ def run_training(
     workers.join()
     if isinstance(workers.failure, tf.errors.InvalidArgumentError):
       raise ArithmeticError(describe_numerics(workers.failure, monitor))
-    monitor.report()
-    monitor.close()
     # The monitor may lack an update: its step was cut after the weights moved.
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
+    monitor.report()
+    monitor.close()
     training.linger()
   training.raise_failure(workers.failure)
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run is not saved')
-  print(f'Saved. The same command goes on from here: {FLAGS.logdir}')
+  console.say(f'Saved. The same command goes on from here: {FLAGS.logdir}')
 
 
 def assist(training: training_lib.Training) -> None:
@@ -235,7 +235,7 @@ def assist(training: training_lib.Training) -> None:
     workers.join()
     training.linger()
   training.raise_failure(workers.failure)
-  print('This learner has ended.')
+  console.say('This learner has ended.')
 
 
 def supervise(
@@ -299,11 +299,10 @@ def warn_of_levels_left_out(level_names: Sequence[str]) -> None:
   num_envs = FLAGS.num_actors * FLAGS.envs_per_actor
   left_out = levels.without_environment(level_names, level_names[:num_envs])
   if left_out:
-    print(
-      f'Warning: {len(left_out)} of {len(level_names)} levels have no '
-      'environment, and there will be no score of the suite. Raise '
-      f'--num_actors or --envs_per_actor for {", ".join(left_out)}.',
-      file=sys.stderr,
+    console.warn(
+      f'{len(left_out)} of {len(level_names)} levels have no environment, and '
+      'there will be no score of the suite. Raise --num_actors or '
+      f'--envs_per_actor for {", ".join(left_out)}.'
     )
 
 
@@ -320,6 +319,7 @@ def main(argv):
     train() if FLAGS.mode == 'train' else testing.test()
   except (
     ArithmeticError,
+    OSError,
     ValueError,
     checkpoint.CheckpointError,
     distributed.LearnerLost,

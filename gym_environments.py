@@ -78,6 +78,7 @@ class GymEnvironment:
       ) from error
     self._keys = _find_keys(self._env.observation_space)
     self.spec = _make_spec(level_name, self._env, self._keys)
+    self._level_name = level_name
     self._first_action = int(self._env.action_space.start)
 
   def reset(self) -> Sequence[np.ndarray]:
@@ -96,9 +97,20 @@ class GymEnvironment:
   def _split(self, observation) -> Sequence[np.ndarray]:
     """Returns the frame and, if there is one, the hashed instruction."""
     if self._keys is None:
-      return (observation,)
+      return (self._check(observation),)
     frame, text = (observation[key] for key in self._keys)
-    return frame, instructions.hash_words(text)
+    return self._check(frame), instructions.hash_words(text)
+
+  def _check(self, frame) -> np.ndarray:
+    """Returns the frame; refuses what would be made to fit."""
+    frame, spec = np.asarray(frame), self.spec
+    fits = np.can_cast(frame.dtype, spec.frame_dtype, 'same_kind')
+    if frame.shape != spec.frame_shape or not fits:
+      raise ValueError(
+        f'{self._level_name} shows {frame.dtype} {list(frame.shape)}, but its '
+        f'observation space says {spec.frame_dtype} {list(spec.frame_shape)}.'
+      )
+    return frame
 
   def close(self) -> None:
     """Closes the environment."""

@@ -9,9 +9,10 @@ import contextlib
 import os
 import pathlib
 import shutil
-import sys
 import uuid
 import zipfile
+
+import console
 
 
 class LevelCache:
@@ -47,7 +48,7 @@ class LevelCache:
     except FileNotFoundError:
       return False
     except Exception as error:  # Damaged bytes can lead zipfile anywhere.
-      _warn(f'ignored the map {entry} ({error}). It is compiled anew.')
+      console.warn(f'ignored the map {entry} ({error}). It is compiled anew.')
       with contextlib.suppress(OSError):
         os.remove(pk3_path)
       return False
@@ -73,7 +74,9 @@ class LevelCache:
         new.unlink(missing_ok=True)
     except OSError as error:
       if not self._warned:
-        _warn(f'cannot keep maps ({error}). They are compiled each time.')
+        console.warn(
+          f'cannot keep maps ({error}). They are compiled each time.'
+        )
       self._warned = True
 
 
@@ -83,7 +86,3 @@ def _check(path: str) -> None:
     damaged = pk3.testzip()
   if damaged:
     raise zipfile.BadZipFile(f'{damaged} in it is damaged')
-
-
-def _warn(message: str) -> None:
-  print(f'Warning: {message}', file=sys.stderr, flush=True)

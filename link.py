@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import actor as actor_lib
+import console
 import distributed
 import environments
 import networks
@@ -172,7 +173,7 @@ class Link:
       return self._wait_for_place(), False
     self._refused_since = None
     if self._calls is None:
-      print(f'Playing for the learner at {self._address}.', flush=True)
+      console.say(f'Playing for the learner at {self._address}.')
     self._calls = calls
     return None, bool(is_over)
 
@@ -233,9 +234,7 @@ class Link:
         f'(--connect_timeout_secs): {problem}'
       )
     if now >= self._next_notice:
-      print(
-        f'Waiting for the learner at {self._address}: {problem}', flush=True
-      )
+      console.say(f'Waiting for the learner at {self._address}: {problem}')
       self._next_notice = now + _NOTICE_SECS
 
   def read_weights(self) -> tuple[int, list[np.ndarray]]:
@@ -367,4 +366,4 @@ def play(
         workers.join(_END_SECS)
   if workers.failure:
     raise workers.failure
-  print(f'Actor {cluster.task} has ended.')
+  console.say(f'Actor {cluster.task} has ended.')

@@ -16,7 +16,6 @@ import os
 import pathlib
 import platform
 import socket
-import sys
 import threading
 import time
 from typing import Any, BinaryIO
@@ -24,6 +23,8 @@ from typing import Any, BinaryIO
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.summary.writer import record_writer
+
+import console
 
 # How many finished episodes a "mean_100" is over.
 WINDOW = 100
@@ -214,11 +215,9 @@ class Logger:
       )
     except OSError as error:
       if not self._failing:
-        print(
-          f'Warning: cannot write metrics ({error}). Training goes on; points'
-          ' are lost until this works again.',
-          file=sys.stderr,
-          flush=True,
+        console.warn(
+          f'cannot write metrics ({error}). Training goes on; points are lost '
+          'until this works again.'
         )
       self._failing = True
     else:

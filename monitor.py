@@ -87,7 +87,7 @@ class Monitor:
       self._queue_capacity,
       about_actors,
     )
-    print(line, flush=True)
+    console.say(line)
 
   def _describe_score(self, suite_scores: Mapping[str, float]) -> str:
     for tag, value in suite_scores.items():

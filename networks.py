@@ -24,6 +24,7 @@ snt.Module()
 TORSOS = ('shallow', 'deep', 'vector')
 
 _HIDDEN_SIZE = 256
+_LEAST_SIDE = 20  # Less is nothing after two convolutions without padding.
 _VECTOR_HIDDEN_SIZE = 64
 _WORD_SIZE = 20
 _INSTRUCTION_SIZE = 64
@@ -359,6 +360,11 @@ class Agent(snt.Module):
     return AgentOutput(action, policy_logits, baseline), state
 
 
+def fits_shallow(spec: environments.EnvironmentSpec) -> bool:
+  """Returns whether images are large enough for `ShallowTorso`."""
+  return min(spec.frame_shape[:2]) >= _LEAST_SIDE
+
+
 def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
   """Makes the torso called `torso`, one of `TORSOS`.
 
@@ -376,5 +382,10 @@ def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
       f'(shape {spec.frame_shape}): use {fitting}'
     )
   if torso == 'shallow':
+    if not fits_shallow(spec):
+      raise ValueError(
+        f'agent "shallow" needs images of at least {_LEAST_SIDE} x '
+        f'{_LEAST_SIDE} pixels (shape {spec.frame_shape}): use "deep"'
+      )
     return ShallowTorso(spec.stack)
   return {'deep': DeepTorso, 'vector': VectorTorso}[torso]()

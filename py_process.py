@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+import console
 import py_process_worker
 
 # With a first environment ready, `recv` naps for more. It stops at the first
@@ -270,10 +271,9 @@ class EnvironmentProcesses:
       raise failure
     self._restarts[env_id] += 1
     self._num_restarts[env_id] += 1
-    print(
-      f'Warning: {failure}\nIt starts anew ({self._restarts[env_id]} of '
-      f'{self._max_restarts} times in a row).',
-      file=sys.stderr,
+    console.warn(
+      f'{failure}\nIt starts anew ({self._restarts[env_id]} of '
+      f'{self._max_restarts} times in a row).'
     )
     if kind != 'died' and link.poll(py_process_worker.GRACE_SECS):
       self._receive(env_id)  # Now it has died as well.

@@ -112,8 +112,9 @@ def supervise(control_fd: int) -> None:
   make, and then which environments to make anew. Its end is the end of them
   all. In a forked process this returns when the environment has ended.
   """
-  # Ctrl-C is the caller's affair.
+  # Both are the caller's affair, even if sent to all processes.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
+  signal.signal(signal.SIGTERM, signal.SIG_IGN)
   control = connection.Connection(control_fd)
   makers, link_fds, ready_fd, memory_fd = control.recv()
   links = [connection.Connection(fd) for fd in link_fds]

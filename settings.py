@@ -346,8 +346,10 @@ def fill_in_flags(
   if len(level_names) > 1:
     FLAGS.full_action_set = True  # A test plays the games one by one.
   if FLAGS.agent is None:
-    is_image = spec.frame_dtype == np.uint8
-    FLAGS.agent = 'shallow' if is_image else 'vector'
+    if spec.frame_dtype != np.uint8:
+      FLAGS.agent = 'vector'
+    else:
+      FLAGS.agent = 'shallow' if networks.fits_shallow(spec) else 'deep'
   if FLAGS.queue_capacity is None:
     FLAGS.queue_capacity = FLAGS.batch_size
 

@@ -26,6 +26,9 @@ FLAGS = flags.FLAGS
 def test() -> None:
   """Plays a trained agent and prints and writes its scores."""
   settings.use_settings_of_run()
+  checkpoint.make_folder(FLAGS.logdir, 'logdir')
+  if FLAGS.video:
+    checkpoint.make_folder(FLAGS.video, 'video')
   level_names = levels.parse(FLAGS.level_name, training=False)
   lab_environments.check_levels(level_names, FLAGS.dataset_path)
   with contextlib.closing(
@@ -48,8 +51,12 @@ def test() -> None:
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }
-      scores = play(level_names, policy.bind(session), policy.agent, about)
+      progress = evaluation.Progress(
+        os.path.join(FLAGS.logdir, 'test_progress.json'), about
+      )
+      scores = play(level_names, policy.bind(session), policy.agent, progress)
   report_scores(level_names, scores, about)
+  progress.finish()
   if FLAGS.video:
     film(scores)
 
@@ -58,7 +65,7 @@ def play(
   level_names: Sequence[str],
   act: Callable,
   agent: networks.Agent,
-  about: Mapping[str, Any],
+  progress: evaluation.Progress,
 ) -> dict[str, evaluation.LevelScore]:
   """Plays all levels, as many at one time as cores allow.
 
@@ -66,12 +73,9 @@ def play(
     level_names: what to play.
     act: see `actor.Policy.bind`.
     agent: see `evaluation.evaluate`.
-    about: what the scores depend on. If all is as it was when an evaluation was
-      stopped, this one goes on from there.
+    progress: what was played before, if an evaluation of the same was stopped;
+      it is added to.
   """
-  progress = evaluation.Progress(
-    os.path.join(FLAGS.logdir, 'test_progress.json'), about
-  )
   if progress.scores:
     print(f'{len(progress.scores)} levels were played before.')
   num_episodes = FLAGS.test_num_episodes
@@ -90,7 +94,6 @@ def play(
 
     with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
       progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
-  progress.finish()
   return {name: progress.scores[name] for name in level_names}
 
 
@@ -114,7 +117,6 @@ def report_scores(
 
 def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
   """Films an episode of each level into the folder `--video`."""
-  os.makedirs(FLAGS.video, exist_ok=True)
   for name, score in scores.items():
     file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
     path = os.path.join(FLAGS.video, file_name)

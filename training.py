@@ -17,6 +17,7 @@ import tensorflow as tf
 
 import actor as actor_lib
 import collectives
+import console
 import distributed
 import environments
 import learner as learner_lib
@@ -275,7 +276,7 @@ def limit_first_exchange(
   def watch():
     if is_done.wait(_NOTICE_SECS):
       return
-    print(f'Waiting for {", ".join(_other_hosts(cluster))}.', flush=True)
+    console.say(f'Waiting for {", ".join(_other_hosts(cluster))}.')
     # The exchange itself ends earlier, and then in good order.
     if not is_done.wait(timeout_secs):
       _end_at_once(cluster, timeout_secs)
@@ -341,7 +342,7 @@ def limit_updates(
 
 def _end_at_once(cluster, timeout_secs):
   problem = _describe_silence(cluster, timeout_secs)
-  print(f'Error: {problem}. {_REMEDY}', file=sys.stderr, flush=True)
+  console.say(f'Error: {problem}. {_REMEDY}', sys.stderr)
   os._exit(1)
 
 

@@ -103,6 +103,7 @@ def from_logits(
   bootstrap_value: tf.Tensor,
   clip_rho_threshold: float | tf.Tensor | None = 1.0,
   clip_pg_rho_threshold: float | tf.Tensor | None = 1.0,
+  name: str = 'vtrace_from_logits',
 ) -> VTraceFromLogitsReturns:
   """Computes V-trace targets for softmax policies (paper, section 4).
 
@@ -121,6 +122,7 @@ def from_logits(
     clip_rho_threshold: rho_bar, a scalar >= 0; None does not clip.
     clip_pg_rho_threshold: rho_bar of the policy gradient's weights, a
       scalar >= 0; None does not clip.
+    name: of the scope of the ops.
 
   Returns:
     The targets, with the log-rhos and log-probabilities behind them.
@@ -129,39 +131,42 @@ def from_logits(
     ValueError: an argument has the wrong dtype or shape, or a threshold is
       negative.
   """
-  behaviour_policy_logits = _to_tensor(
-    'behaviour_policy_logits', behaviour_policy_logits, tf.float32
-  )
-  target_policy_logits = _to_tensor(
-    'target_policy_logits', target_policy_logits, tf.float32
-  )
-  _check_rank('behaviour_policy_logits', behaviour_policy_logits, 3)
-  _check_shape(
-    'target_policy_logits', target_policy_logits, behaviour_policy_logits.shape
-  )
-  behaviour_action_log_probs = log_probs_from_logits_and_actions(
-    behaviour_policy_logits, actions
-  )
-  target_action_log_probs = log_probs_from_logits_and_actions(
-    target_policy_logits, actions
-  )
-  log_rhos = target_action_log_probs - behaviour_action_log_probs
-  returns = from_importance_weights(
-    log_rhos=log_rhos,
-    discounts=discounts,
-    rewards=rewards,
-    values=values,
-    bootstrap_value=bootstrap_value,
-    clip_rho_threshold=clip_rho_threshold,
-    clip_pg_rho_threshold=clip_pg_rho_threshold,
-  )
-  return VTraceFromLogitsReturns(
-    vs=returns.vs,
-    pg_advantages=returns.pg_advantages,
-    log_rhos=log_rhos,
-    behaviour_action_log_probs=behaviour_action_log_probs,
-    target_action_log_probs=target_action_log_probs,
-  )
+  with tf.name_scope(name):
+    behaviour_policy_logits = _to_tensor(
+      'behaviour_policy_logits', behaviour_policy_logits, tf.float32
+    )
+    target_policy_logits = _to_tensor(
+      'target_policy_logits', target_policy_logits, tf.float32
+    )
+    _check_rank('behaviour_policy_logits', behaviour_policy_logits, 3)
+    _check_shape(
+      'target_policy_logits',
+      target_policy_logits,
+      behaviour_policy_logits.shape,
+    )
+    behaviour_action_log_probs = log_probs_from_logits_and_actions(
+      behaviour_policy_logits, actions
+    )
+    target_action_log_probs = log_probs_from_logits_and_actions(
+      target_policy_logits, actions
+    )
+    log_rhos = target_action_log_probs - behaviour_action_log_probs
+    returns = from_importance_weights(
+      log_rhos=log_rhos,
+      discounts=discounts,
+      rewards=rewards,
+      values=values,
+      bootstrap_value=bootstrap_value,
+      clip_rho_threshold=clip_rho_threshold,
+      clip_pg_rho_threshold=clip_pg_rho_threshold,
+    )
+    return VTraceFromLogitsReturns(
+      vs=returns.vs,
+      pg_advantages=returns.pg_advantages,
+      log_rhos=log_rhos,
+      behaviour_action_log_probs=behaviour_action_log_probs,
+      target_action_log_probs=target_action_log_probs,
+    )
 
 
 def from_importance_weights(
@@ -172,6 +177,7 @@ def from_importance_weights(
   bootstrap_value: tf.Tensor,
   clip_rho_threshold: float | tf.Tensor | None = 1.0,
   clip_pg_rho_threshold: float | tf.Tensor | None = 1.0,
+  name: str = 'vtrace_from_importance_weights',
 ) -> VTraceReturns:
   """Computes V-trace targets from log importance weights (paper, section 4).
 
@@ -192,6 +198,7 @@ def from_importance_weights(
     clip_rho_threshold: rho_bar, a scalar >= 0; None does not clip.
     clip_pg_rho_threshold: rho_bar of the policy gradient's weights, a
       scalar >= 0; None does not clip.
+    name: of the scope of the ops.
 
   Returns:
     The targets, both shaped as `rewards`.
@@ -200,28 +207,30 @@ def from_importance_weights(
     ValueError: an argument has the wrong dtype or shape, or a threshold is
       negative.
   """
-  tensors = {
-    'log_rhos': log_rhos,
-    'discounts': discounts,
-    'rewards': rewards,
-    'values': values,
-    'bootstrap_value': bootstrap_value,
-  }
-  tensors = {
-    name: _to_tensor(name, value, tf.float32) for name, value in tensors.items()
-  }
-  _check_shapes(**tensors)
-  thresholds = (
-    _to_threshold('clip_rho_threshold', clip_rho_threshold),
-    _to_threshold('clip_pg_rho_threshold', clip_pg_rho_threshold),
-  )
-  # Stopped on both sides, so that neither a tape, going forward, nor
-  # `tf.gradients`, coming back, ever enters the compiled function.
-  arguments = [tf.stop_gradient(tensor) for tensor in tensors.values()]
-  vs, pg_advantages = _compute_targets(*arguments, *thresholds)
-  return VTraceReturns(
-    vs=tf.stop_gradient(vs), pg_advantages=tf.stop_gradient(pg_advantages)
-  )
+  with tf.name_scope(name):
+    tensors = {
+      'log_rhos': log_rhos,
+      'discounts': discounts,
+      'rewards': rewards,
+      'values': values,
+      'bootstrap_value': bootstrap_value,
+    }
+    tensors = {
+      name: _to_tensor(name, value, tf.float32)
+      for name, value in tensors.items()
+    }
+    _check_shapes(**tensors)
+    thresholds = (
+      _to_threshold('clip_rho_threshold', clip_rho_threshold),
+      _to_threshold('clip_pg_rho_threshold', clip_pg_rho_threshold),
+    )
+    # Stopped on both sides, so that neither a tape, going forward, nor
+    # `tf.gradients`, coming back, ever enters the compiled function.
+    arguments = [tf.stop_gradient(tensor) for tensor in tensors.values()]
+    vs, pg_advantages = _compute_targets(*arguments, *thresholds)
+    return VTraceReturns(
+      vs=tf.stop_gradient(vs), pg_advantages=tf.stop_gradient(pg_advantages)
+    )
 
 
 @tf.function(jit_compile=True, autograph=False)

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterator
 import contextlib
+import os
+import queue
 import signal
 import threading
 from typing import Any
@@ -13,13 +15,15 @@ class Workers:
   def __init__(self, close_queue: Callable[[], Any]):
     """Keeps `close_queue`, which wakes the threads that wait at the queue."""
     self._close_queue = close_queue
-    self._stopping = threading.Event()
+    self._is_stopping = False
+    # Not an Event: a signal may come where the main thread has its lock.
+    self._woken = queue.SimpleQueue()
     self._threads = []
     self.failure: Exception | None = None
 
   def should_stop(self) -> bool:
     """Returns whether the threads shall end."""
-    return self._stopping.is_set()
+    return self._is_stopping
 
   def start(self, work: Callable[[], None]) -> None:
     """Runs `work` in a thread of its own."""
@@ -38,11 +42,15 @@ class Workers:
 
   def stop(self, *_: Any) -> None:
     """Asks all threads to end; also a signal handler."""
-    self._stopping.set()
+    self._is_stopping = True
+    self._woken.put(None)
 
   def wait(self, seconds: float) -> bool:
     """Waits for the end, or for `seconds`; returns whether it has come."""
-    return self._stopping.wait(seconds)
+    if not self._is_stopping:
+      with contextlib.suppress(queue.Empty):
+        self._woken.get(timeout=seconds)
+    return self._is_stopping
 
   def join(self, timeout_secs: float | None = None) -> None:
     """Ends all threads; waits for each, or for `timeout_secs`."""
@@ -57,10 +65,12 @@ def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
   """Lets Ctrl-C and SIGTERM end the run in good order, a second one at once."""
 
   def handle(signum, _):
-    print('\nStopping; a second signal ends at once.', flush=True)
+    stop()
     for number in before:
       signal.signal(number, signal.SIG_DFL)
-    stop()
+    # Not print: the signal may have come in the middle of one.
+    with contextlib.suppress(OSError):
+      os.write(1, b'\nStopping; a second signal ends at once.\n')
 
   numbers = (signal.SIGINT, signal.SIGTERM)
   before = {number: signal.signal(number, handle) for number in numbers}

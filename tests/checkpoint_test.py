@@ -177,6 +177,21 @@ def test_what_a_cut_save_leaves_is_no_checkpoint_and_goes_away(tmp_path):
   assert Run(tmp_path).restore()[1] == 6
 
 
+def test_a_copy_that_a_user_keeps_is_left_alone(tmp_path):
+  run = Run(tmp_path)
+  assert run.save(1)
+  folder = _folder(tmp_path)
+  for path in list(folder.glob('frames-*')):
+    stem, _, kind = path.name.partition('.')
+    shutil.copy(path, folder / f'{stem}-best.{kind}')
+  kept = set(folder.glob('*-best.*'))
+  for value in (2, 3, 4, 5):
+    assert run.save(value)
+  assert set(folder.glob('*-best.*')) == kept and kept
+  (folder / 'checkpoint').write_text('damaged')
+  assert Run(tmp_path).restore()[1] == 5
+
+
 def test_refuses_the_checkpoint_of_another_agent(tmp_path):
   Run(tmp_path).save(1)
   with pytest.raises(checkpoint.CheckpointError, match='another agent'):
@@ -206,10 +221,17 @@ def test_a_save_that_fails_warns_and_leaves_the_former(tmp_path, capfd):
 def test_the_folder_is_tried_at_the_start(tmp_path):
   with checkpoint.claim_folder(str(tmp_path / 'new' / 'run')):
     pass
-  (file,) = (tmp_path / 'new' / 'run').iterdir()
-  assert file.name == '.lock'
+  names = sorted(f.name for f in (tmp_path / 'new' / 'run').iterdir())
+  assert names == ['.lock', 'checkpoints']
   (tmp_path / 'file').write_text('')
-  for logdir in (tmp_path / 'file', tmp_path / 'file' / 'run', '/proc/run'):
+  (tmp_path / 'half').mkdir()
+  (tmp_path / 'half' / 'checkpoints').write_text('')
+  for logdir in (
+    tmp_path / 'file',
+    tmp_path / 'file' / 'run',
+    tmp_path / 'half',
+    '/proc/run',
+  ):
     with pytest.raises(checkpoint.CheckpointError, match='cannot write'):
       checkpoint.claim_folder(str(logdir))
 

@@ -90,6 +90,22 @@ def test_bottleneck_refuses_a_queue_that_holds_nothing():
     console.bottleneck(0, 0)
 
 
+def test_say_needs_no_reader(capfd):
+  console.say('a')
+  console.warn('b')
+  assert capfd.readouterr() == ('a\n', 'Warning: b\n')
+  with open('/dev/full', 'w') as full:
+    console.say('c', full)
+    with pytest.raises(OSError, match='No space'):
+      full.flush()
+    os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+  reader, writer = os.pipe()
+  os.close(reader)
+  with open(writer, 'w') as pipe:
+    console.say('d', pipe)
+    pipe.flush()
+
+
 def test_progress_line():
   assert console.progress_line(
     num_environment_frames=1_230_000,

@@ -114,6 +114,24 @@ class ImageEnv(CountEnv):
     return self._image(), float(action), terminated, truncated, info
 
 
+class MisfitEnv(CountEnv):
+  """Shows at step 2 what its observation space does not say."""
+
+  def __init__(self, shown):
+    super().__init__()
+    self.observation_space = gymnasium.spaces.Box(0, 255, (4, 6, 3), np.uint8)
+    self._shown = shown
+
+  def reset(self, *, seed=None, options=None):
+    _, info = super().reset(seed=seed)
+    return np.zeros((4, 6, 3), np.uint8), info
+
+  def step(self, action):
+    _, *rest = super().step(action)
+    zeros = np.zeros((4, 6, 3), np.uint8)
+    return self._shown if self._step == 2 else zeros, *rest
+
+
 class TextEnv(CountEnv):
   """Gives an instruction too, another in each episode."""
 
@@ -174,6 +192,8 @@ _register('CountNan-v0', length=9, reward=[1.0] * 6 + [np.nan] * 3)
 _register('SecondEpisodeRaises-v0', SecondEpisodeRaisesEnv)
 _register('Seed-v0', SeedEnv, length=4)
 _register('Image-v0', ImageEnv)
+_register('Misshapen-v0', MisfitEnv, shown=np.ones((4, 6, 1), np.uint8))
+_register('Mistyped-v0', MisfitEnv, shown=np.ones((4, 6, 3), np.float32))
 _register('Text-v0', TextEnv, length=3)
 _register('GreyImage-v0', ImageEnv, shape=(4, 6))
 _register('CartPoleHidden-v0', _make_hidden_cart_pole)

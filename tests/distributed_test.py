@@ -40,6 +40,8 @@ def test_each_actor_has_its_learner():
     ({'task': 4}, r'task 4 is outside 0\.\.3: there are 4 actors'),  # E01
     ({'task': -1}, r'task -1 is outside 0\.\.3'),
     ({'job_name': 'learner'}, r'task 3 is outside 0\.\.1: .* 2 learners'),
+    ({'job_name': 'local', 'learner_hosts': ()}, 'need --job_name=learner'),
+    ({'job_name': 'local', 'task': 0}, 'need --job_name=learner'),
     ({'learner_hosts': ()}, 'needs --learner_hosts=host:port'),
     ({'learner_hosts': ('a:1', 'a:1')}, 'names one twice: a:1,a:1'),
     ({'num_actors': 1, 'task': 0}, '2 learners without an actor'),

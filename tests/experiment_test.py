@@ -165,7 +165,15 @@ def test_what_a_user_can_mend_ends_in_one_line(run, tmp_path):
     ),
     'unwritable': (
       {'logdir': tmp_path / 'file', 'level_name': COUNT.format(7)},
-      ['cannot write to --logdir='],
+      ['cannot write to ', '(--logdir)'],
+    ),
+    'unfilmed': (
+      {'logdir': logdir, 'mode': 'test', 'video': tmp_path / 'file'},
+      ['cannot write to ', '(--video)'],
+    ),
+    'alone': (
+      {'logdir': tmp_path / 'b', 'task': 1, 'level_name': COUNT.format(7)},
+      ['--task', 'need --job_name='],
     ),
     'untrained': (
       {'logdir': tmp_path / 'none', 'mode': 'test'},
@@ -224,6 +232,25 @@ def test_one_environment_fills_a_large_batch(tmp_path):
   ) as run:
     assert run.finish() == 0, run.err
   assert '320 / 320 frames (100.0%)' in run.out
+
+
+def test_a_run_does_not_need_a_reader(tmp_path):
+  # Who reads goes away, or the disk that the output goes to is full.
+  runs = {}
+  for name, where in (('gone', '| head -n 1'), ('full', '> /dev/full')):
+    script = f'set -o pipefail; "$0" "$@" {where}'
+    runs[name] = Program(
+      tmp_path / name,
+      command=['bash', '-c', script, *program.COMMAND],
+      level_name=COUNT.format(3),
+      logdir=tmp_path / name / 'run',
+      total_environment_frames=_FRAMES,
+    )
+  for name, run in runs.items():
+    with run:
+      assert run.finish() == 0, run.err
+    assert 'Traceback' not in run.err
+    assert _checkpoint_frames(tmp_path / name / 'run') == _FRAMES
 
 
 def test_failures_end_the_run_and_name_their_place(tmp_path):
@@ -331,6 +358,26 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
   _, other = run
   assert _seeds(interrupted.out) != _seeds(other.out)
   assert len(set(_seeds(interrupted.out).split(', '))) == 2
+
+
+@pytest.mark.parametrize(
+  ('shape', 'dtype', 'agent'),
+  [
+    ([4], np.float32, 'vector'),
+    ([84, 84], np.uint8, 'shallow'),
+    ([20, 20, 3], np.uint8, 'shallow'),
+    ([7, 7, 3], np.uint8, 'deep'),
+  ],
+)
+def test_the_agent_goes_by_the_observation(shape, dtype, agent):
+  spec = environments.EnvironmentSpec(
+    tuple(shape), np.dtype(dtype), 2, 1, 1, None
+  )
+  with flagsaver.flagsaver():
+    settings.FLAGS(['experiment.py'])
+    settings.fill_in_flags(spec, ['a'])
+    assert settings.FLAGS.agent == agent
+    settings.make_agent('agent', spec)
 
 
 def test_a_test_takes_the_settings_of_the_run(tmp_path):

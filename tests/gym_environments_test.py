@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import environments
+import gym_environments
 from tests import contract
 
 
@@ -36,6 +37,21 @@ class TestGym(contract.EnvironmentsContract):
     assert envs.spec.frame_shape == shape
     assert [row.reward for row in rows] == [0, 6, 6]
     assert (rows[2].observation.frame == 2).all()
+
+  @pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+      ('Misshapen', r'shows uint8 \[4, 6, 1\], but .* uint8 \[4, 6, 3\]'),
+      ('Mistyped', r'shows float32 \[4, 6, 3\], but .* uint8 \[4, 6, 3\]'),
+    ],
+  )
+  def test_refuses_what_its_space_does_not_say(self, name, message):
+    level_name = f'gym:tests.count_env:{name}-v0'
+    env = gym_environments.GymEnvironment(level_name, seed=1)
+    env.reset()
+    env.step(0)
+    with pytest.raises(ValueError, match=f'{level_name} {message}'):
+      env.step(0)
 
   def test_instructions(self):
     envs = contract.make('gym:tests.count_env:Text-v0')

@@ -1,5 +1,7 @@
 """Tests of networks.py, eagerly."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -360,6 +362,11 @@ class TestTorsos:
       ('vector', _IMAGE, '\'vector\' does not fit.*images.*use "shallow"'),
       ('deep', _VECTOR, '\'deep\' does not fit.*vectors.*use "vector"'),
       ('shallow', _VECTOR, 'does not fit'),
+      (
+        'shallow',
+        dataclasses.replace(_IMAGE, frame_shape=(7, 84)),
+        '"shallow" needs images of at least 20 x 20 .*use "deep"',
+      ),
       ('resnet', _IMAGE, "'resnet' is not one of shallow, deep, vector"),
     ],
   )

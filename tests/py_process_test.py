@@ -213,6 +213,16 @@ def test_killed_supervisor_is_the_end(closing):
     step(processes, 100)
 
 
+def test_the_supervisor_ignores_what_is_sent_to_all(closing):
+  processes = start('Count7')
+  closing.append(processes)
+  for number in (signal.SIGINT, signal.SIGTERM):
+    processes._supervisor.send_signal(number)
+  step(processes, 5)
+  with pytest.raises(subprocess.TimeoutExpired):
+    processes._supervisor.wait(0.5)
+
+
 def test_environments_ignore_interrupts(closing):
   processes = start('Count3')
   closing.append(processes)
