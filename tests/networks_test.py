@@ -349,6 +349,21 @@ class TestTorsos:
     assert size('shallow', _IMAGE) / 1e6 == pytest.approx(1.2, abs=0.1)
     assert size('deep', _IMAGE) / 1e6 == pytest.approx(1.6, abs=0.1)
 
+  @pytest.mark.parametrize('torso', ['shallow', 'deep'])
+  @pytest.mark.parametrize('spec', [_IMAGE, _COLOURS])
+  def test_a_new_one_does_not_see_even_grey(self, torso, spec):
+    shape = [1, *spec.observation_shape]
+    if len(spec.frame_shape) == 2:
+      shape.append(1)
+    torso = networks.make_torso(torso, spec)
+    torso(tf.zeros(shape))
+    kernels = next(w for w in torso.trainable_variables if w.shape.rank > 3)
+    kernels = kernels.numpy().reshape([-1, 16])
+    np.testing.assert_allclose(kernels.sum(axis=0), 0, atol=1e-5)
+    stddev = np.sqrt(2 / len(kernels))
+    # The tails are cut off.
+    assert kernels.std() == pytest.approx(0.88 * stddev, rel=0.1)
+
   def test_shallow_has_two_convolutions_and_deep_fifteen(self):
     for torso, count in (('shallow', 2), ('deep', 15)):
       agent = networks.Agent(_SMALL_IMAGE, torso, use_lstm=False)
