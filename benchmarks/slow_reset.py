@@ -33,21 +33,22 @@ _TRAINING_FLAGS = (
 )
 
 
-# First and Others are the same, but told apart in the learner's batches.
-for _name, _reset_secs in (
-  ('First', 0.0),
-  ('FirstSlow', 10.0),
-  ('Others', 0.0),
-):
+# All the same but for the slow one; their names tell them apart in batches.
+_OTHERS = [f'Other{i}' for i in range(1, _NUM_ENVS)]
+for _name in ('First', 'FirstSlow', *_OTHERS):
   render_env.register(
-    f'{_name}-v0', length=5, step_secs=0.002, reset_secs=_reset_secs
+    f'{_name}-v0',
+    length=5,
+    step_secs=0.002,
+    reset_secs=10.0 if _name == 'FirstSlow' else 0.0,
   )
 
 
 def start_training(first: str) -> training_process.TrainingProcess:
   """Starts a training whose first environment is the one called `first`."""
-  names = [first] + ['Others-v0'] * (_NUM_ENVS - 1)
-  levels = ','.join(f'gym:benchmarks.slow_reset:{name}' for name in names)
+  levels = ','.join(
+    f'gym:benchmarks.slow_reset:{name}-v0' for name in (first, *_OTHERS)
+  )
   return training_process.TrainingProcess(
     [f'--level_name={levels}', *_TRAINING_FLAGS]
   )
@@ -58,12 +59,10 @@ def measure(
 ) -> tuple[float, float]:
   """Returns frames/s of the first environment, and of the others together."""
   updates = training.run(secs, min_updates=2)
-  shares = np.bincount(
-    np.concatenate([update.level_index for update in updates[1:]]), minlength=2
-  )
-  shares = shares / shares.sum()
-  first, others = training_process.frames_per_second(updates) * shares
-  return float(first), float(others)
+  played = np.concatenate([update.level_index for update in updates[1:]])
+  share = float(np.mean(played == 0))
+  frames = training_process.frames_per_second(updates)
+  return frames * share, frames * (1 - share)
 
 
 def main(argv):
@@ -74,7 +73,7 @@ def main(argv):
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   with contextlib.ExitStack() as stack:
     trainings = []
-    for first in ('First-v0', 'FirstSlow-v0'):
+    for first in ('First', 'FirstSlow'):
       trainings.append(start_training(first))
       stack.callback(trainings[-1].close)
       trainings[-1].run(FLAGS.warmup_secs, min_updates=2)
