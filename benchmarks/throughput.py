@@ -40,7 +40,9 @@ tf1 = tf.compat.v1
 FLAGS = flags.FLAGS
 
 flags.DEFINE_float(
-  'window_secs', 10.0, 'Seconds of each measurement; V-trace takes a fifth.'
+  'window_secs',
+  10.0,
+  'Seconds of each measurement; training takes two of them, V-trace a fifth.',
 )
 flags.DEFINE_integer(
   'min_updates', 3, 'Updates that a measurement of the learner takes at least.'
@@ -264,7 +266,8 @@ def measure_rounds(
   secs, min_updates = FLAGS.window_secs, FLAGS.min_updates
 
   def measure_round():
-    updates = process.run(secs, min_updates)
+    # Games in step fill their unrolls together: updates come in bursts.
+    updates = process.run(2 * secs, min_updates)
     return {
       'training (frames/s)': training_process.frames_per_second(updates),
       'games alone (frames/s)': games.measure(secs),
