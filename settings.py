@@ -21,6 +21,7 @@ import lab_environments
 import learner
 import levels
 import networks
+import torsos
 
 FLAGS = flags.FLAGS
 
@@ -91,7 +92,7 @@ flags.DEFINE_integer(
 flags.DEFINE_enum(
   'agent',
   None,
-  networks.TORSOS,
+  torsos.TORSOS,
   'The network. If not given, shallow for images and vector otherwise.',
 )
 flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
@@ -349,7 +350,7 @@ def fill_in_flags(
     if spec.frame_dtype != np.uint8:
       FLAGS.agent = 'vector'
     else:
-      FLAGS.agent = 'shallow' if networks.fits_shallow(spec) else 'deep'
+      FLAGS.agent = 'shallow' if torsos.fits_shallow(spec) else 'deep'
   if FLAGS.queue_capacity is None:
     FLAGS.queue_capacity = FLAGS.batch_size
 

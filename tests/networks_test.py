@@ -1,4 +1,4 @@
-"""Tests of networks.py, eagerly."""
+"""Tests of networks.py and torsos.py, eagerly."""
 
 import dataclasses
 
@@ -9,6 +9,7 @@ import tensorflow as tf
 import environments
 import instructions
 import networks
+import torsos
 
 _IMAGE = environments.EnvironmentSpec(
   (84, 84), np.dtype(np.uint8), num_actions=6, frames_per_step=4, stack=4,
@@ -247,8 +248,8 @@ class TestPixels:
     frames = tf.random.uniform([3, 36, 36, 4])
     stacks = tf.transpose(frames, [0, 3, 1, 2])[..., tf.newaxis]
     for of_stacks, of_channels in (
-      (networks.ShallowTorso(stack=4), networks.ShallowTorso()),
-      (networks.DeepTorso(), networks.DeepTorso()),
+      (torsos.ShallowTorso(stack=4), torsos.ShallowTorso()),
+      (torsos.DeepTorso(), torsos.DeepTorso()),
     ):
       one, other = of_stacks(stacks), of_channels(frames)
       assert not np.allclose(one, other)
@@ -355,7 +356,7 @@ class TestTorsos:
     shape = [1, *spec.observation_shape]
     if len(spec.frame_shape) == 2:
       shape.append(1)
-    torso = networks.make_torso(torso, spec)
+    torso = torsos.make_torso(torso, spec)
     torso(tf.zeros(shape))
     kernels = next(w for w in torso.trainable_variables if w.shape.rank > 3)
     kernels = kernels.numpy().reshape([-1, 16])
