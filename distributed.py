@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+import console
+
 tf1 = tf.compat.v1
 
 JOB_NAMES = ('local', 'learner', 'actor')
@@ -165,11 +167,10 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
   """
   check_port(cluster.learner_host)
   if not all(is_loopback(host) for host in cluster.learner_hosts):
-    print(
+    console.say(
       f'The port of {cluster.learner_host} is open on all network interfaces, '
       'without password or encryption: whoever reaches it can run any program '
-      'here. Keep it on a private network.',
-      flush=True,
+      'here. Keep it on a private network.'
     )
   return tf.distribute.Server(
     tf.train.ClusterSpec({'learner': cluster.learner_hosts}),
@@ -271,7 +272,7 @@ def wait_for_learners(cluster: Cluster, timeout_secs: float) -> None:
           f'(--connect_timeout_secs): {problem}'
         )
       if not is_told:
-        print(f'Waiting for the learner at {host}: {problem}', flush=True)
+        console.say(f'Waiting for the learner at {host}: {problem}')
         is_told = True
       time.sleep(1.0)
 

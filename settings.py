@@ -93,7 +93,8 @@ flags.DEFINE_enum(
   'agent',
   None,
   torsos.TORSOS,
-  'The network. If not given, shallow for images and vector otherwise.',
+  'The network. If not given, shallow for images, deep where they have fewer '
+  'than 20 pixels a side, vector for what is no image.',
 )
 flags.DEFINE_boolean('use_lstm', False, 'Whether the agent has a memory.')
 flags.DEFINE_boolean(

@@ -9,13 +9,13 @@ import contextlib
 import os
 import pathlib
 import random
-import sys
 from typing import Any
 
 import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
+import console
 import environments
 
 _GYM_PREFIX = 'gym:'
@@ -81,12 +81,10 @@ def film(
   same = np.isclose(replayed_return, expected_return, rtol=1e-4, atol=1e-4)
   if not (same and over and num_steps == len(actions)):
     end = '' if over else ' and had not ended'
-    print(
-      f'Warning: {path} shows another episode of {level_name}: it scored '
+    console.warn(
+      f'{path} shows another episode of {level_name}: it scored '
       f'{replayed_return:g} in {num_steps} steps{end}, not '
-      f'{expected_return:g} in {len(actions)}.',
-      file=sys.stderr,
-      flush=True,
+      f'{expected_return:g} in {len(actions)}.'
     )
   return replayed_return
 
