@@ -39,6 +39,11 @@ RUN wheel=$(find /wheels -iname 'deepmind_lab*.whl') \
   fi
 
 COPY configs configs
+COPY cluster cluster
+COPY envs envs
+COPY evaluation evaluation
+COPY examples examples
+COPY runtime runtime
 COPY *.py ./
 
 USER 10001:10001

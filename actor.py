@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 import environments
-import instructions
+from envs import instructions
 import networks
 
 tf1 = tf.compat.v1

@@ -1,16 +1,16 @@
-"""The contract of all environments, and the way to make them by name.
+"""The contract of all environments.
 
-`make_environments` returns E environments. `recv` gives the outputs of those
-that are ready, with their numbers, and `send` lets them take a step:
+`envs.make.make_environments` returns E environments. `recv` gives the outputs
+of those that are ready, with their numbers, and `send` lets them take a step:
 
-  envs = make_environments(['pong'], num_envs=32, seed=1, training=True)
+  envs = make.make_environments(['pong'], num_envs=32, seed=1, training=True)
   while True:
     env_ids, env_outputs = envs.recv()
     envs.send(choose_actions(env_ids, env_outputs), env_ids)
 
-Each family has a module of its own: `atari_environments`, `lab_environments`,
-`gym_environments`. None of them may import TensorFlow, nor may this one:
-environments run in processes that do without it.
+Each family has a module of its own in `envs`: `atari`, `lab`, `gym`. None of
+them may import TensorFlow, nor may this one: environments run in processes that
+do without it.
 
 A time limit ends an episode just as its natural end does, and nothing is
 bootstrapped from its last observation: the choice of the original IMPALA.
@@ -24,12 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-import dmlab30
-import instructions
-
-_GYM_PREFIX = 'gym:'
-_LAB_PREFIX = 'lab:'
-_MAX_RESTARTS = 3
+from envs import instructions
 
 
 class StepOutputInfo(NamedTuple):
@@ -269,91 +264,6 @@ class EpisodeTotals:
     self._returns[env_id] = 0
     self._steps[env_id] = 0
     self._started[env_id] = False
-
-
-def make_environments(
-  level_names: Sequence[str],
-  num_envs: int,
-  seed: int | Sequence[int],
-  *,
-  training: bool,
-  max_batch: int | None = None,
-  atari_settings: Any = None,
-  lab_settings: Any = None,
-) -> Environments:
-  """Makes environments from the names of their levels.
-
-  Args:
-    level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>', or
-      the bare name for DMLab-30) or Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>'), which environments take round robin.
-    num_envs: how many.
-    seed: what the environments' own seeds are derived from. Give different
-      actors of one run different ones, such as [seed, actor].
-    training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game, and another environment that fails is made anew,
-      at most 3 times in a row without an episode that came to its end. Levels
-      that DeepMind Lab holds out for testing cannot be played.
-    max_batch: the most environments that one `recv` returns; None for half of
-      them, so that one half steps while the policy works on the other.
-    atari_settings: an atari_environments.AtariSettings; None for the paper's.
-    lab_settings: a lab_environments.LabSettings; None for the paper's.
-
-  Returns:
-    The environments. Close them after use.
-
-  Raises:
-    ValueError: a level is unknown, cannot be trained on, or does not go
-      together with the others.
-    py_process.EnvironmentFailed: an environment could not be made.
-  """
-  families = {find_family(name) for name in level_names}
-  if len(families) > 1:
-    raise ValueError(
-      f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
-      f'share a run: {", ".join(level_names)}.'
-    )
-  # A score must not depend on which episodes failed.
-  max_restarts = _MAX_RESTARTS if training else 0
-  # The families build on this module; and only what a run needs is imported.
-  if 'gym' in families:
-    import gym_environments
-
-    return gym_environments.GymEnvironments(
-      level_names, num_envs, seed, max_batch, max_restarts
-    )
-  if 'lab' in families:
-    import lab_environments
-
-    return lab_environments.LabEnvironments(
-      level_names,
-      num_envs,
-      seed,
-      training=training,
-      max_batch=max_batch,
-      max_restarts=max_restarts,
-      settings=lab_settings,
-    )
-  import atari_environments
-
-  return atari_environments.AtariEnvironments(
-    level_names,
-    num_envs,
-    seed,
-    training=training,
-    max_batch=max_batch,
-    settings=atari_settings,
-  )
-
-
-def find_family(level_name: str) -> str:
-  """Returns 'gym', 'lab' or 'atari': who makes this level's environments."""
-  if level_name.startswith(_GYM_PREFIX):
-    return 'gym'
-  if level_name.startswith(_LAB_PREFIX) or level_name in dmlab30.NAMES:
-    return 'lab'
-  return 'atari'
 
 
 def count_cores() -> int:

@@ -27,19 +27,19 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import tensorflow as tf  # noqa: E402
 
-import checkpoint  # noqa: E402
-import console  # noqa: E402
-import distributed  # noqa: E402
+from cluster import learner_client  # noqa: E402
+from cluster import membership  # noqa: E402
 import environments  # noqa: E402
+from evaluation import test_mode  # noqa: E402
 import levels  # noqa: E402
-import link  # noqa: E402
-import metrics  # noqa: E402
-import monitor as monitor_lib  # noqa: E402
 import py_process  # noqa: E402
+from runtime import checkpoint  # noqa: E402
+from runtime import console  # noqa: E402
+from runtime import metrics  # noqa: E402
+from runtime import monitor as monitor_lib  # noqa: E402
+from runtime import threads as threads_lib  # noqa: E402
 import settings  # noqa: E402
-import testing  # noqa: E402
 import training as training_lib  # noqa: E402
-import workers as workers_lib  # noqa: E402
 
 tf1 = tf.compat.v1
 
@@ -115,13 +115,13 @@ def prepare(
   return config
 
 
-def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
+def learn(cluster: membership.Cluster, level_names: Sequence[str]) -> None:
   """Trains with actors in other processes."""
-  server = distributed.start_server(cluster)
+  server = membership.start_server(cluster)
   # Only to see what they are like.
   with contextlib.closing(settings.make_envs(level_names, True, 1)) as envs:
     spec, about_envs = envs.spec, envs.settings()
-  distributed.wait_for_learners(cluster, FLAGS.connect_timeout_secs)
+  membership.wait_for_learners(cluster, FLAGS.connect_timeout_secs)
   with tf.Graph().as_default():
     config = prepare(spec, level_names, cluster.task == 0)
     training = training_lib.build_distributed(
@@ -135,7 +135,7 @@ def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
       settings.agreed_settings(spec, level_names),
       FLAGS.connect_timeout_secs,
     )
-    about = {'actors': distributed.describe_actors(cluster)} | about_envs
+    about = {'actors': membership.describe_actors(cluster)} | about_envs
     with training.session:
       if cluster.task == 0:
         run_training(training, spec, level_names, config, about)
@@ -143,17 +143,17 @@ def learn(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
         assist(training)
 
 
-def act(cluster: distributed.Cluster, level_names: Sequence[str]) -> None:
+def act(cluster: membership.Cluster, level_names: Sequence[str]) -> None:
   """Plays for a learner in another process."""
-  link.hide_gpus()
-  link.keep_memory()
+  learner_client.hide_gpus()
+  learner_client.keep_memory()
   envs = settings.make_envs(
     level_names, True, FLAGS.envs_per_actor, cluster.task
   )
   with contextlib.closing(envs), tf.Graph().as_default():
     console.say(f'Environments with the seeds {describe_seeds(envs)}.')
     settings.fill_in_flags(envs.spec, level_names)
-    link.play(
+    learner_client.play(
       cluster,
       envs,
       level_names,
@@ -195,7 +195,7 @@ def run_training(
     FLAGS.queue_capacity,
   )
   session.graph.finalize()
-  workers = workers_lib.Workers(training.close_queue)
+  threads = threads_lib.Threads(training.close_queue)
   saved = time.monotonic()
 
   def on_update(result):
@@ -205,20 +205,20 @@ def run_training(
       checkpoints.save(session, monitor.num_environment_frames)
       saved = time.monotonic()
 
-  with workers_lib.stop_on_signals(workers.stop):
-    training.start_actors(workers)
-    workers.start(lambda: training.run(on_update, workers.should_stop))
-    supervise(workers, monitor, training)
-    workers.join()
-    if isinstance(workers.failure, tf.errors.InvalidArgumentError):
-      raise ArithmeticError(describe_numerics(workers.failure, monitor))
+  with threads_lib.stop_on_signals(threads.stop):
+    training.start_actors(threads)
+    threads.start(lambda: training.run(on_update, threads.should_stop))
+    supervise(threads, monitor, training)
+    threads.join()
+    if isinstance(threads.failure, tf.errors.InvalidArgumentError):
+      raise ArithmeticError(describe_numerics(threads.failure, monitor))
     # The monitor may lack an update: its step was cut after the weights moved.
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
     monitor.report()
     monitor.close()
     training.linger()
-  training.raise_failure(workers.failure)
+  training.raise_failure(threads.failure)
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run is not saved')
   console.say(f'Saved. The same command goes on from here: {FLAGS.logdir}')
@@ -226,26 +226,26 @@ def run_training(
 
 def assist(training: training_lib.Training) -> None:
   """Trains beside the first learner, which restores, logs and saves."""
-  workers = workers_lib.Workers(training.close_queue)
-  with workers_lib.stop_on_signals(workers.stop):
-    training.start_actors(workers)
-    workers.start(lambda: training.run(lambda _: None, workers.should_stop))
-    while not workers.wait(0.5):
+  threads = threads_lib.Threads(training.close_queue)
+  with threads_lib.stop_on_signals(threads.stop):
+    training.start_actors(threads)
+    threads.start(lambda: training.run(lambda _: None, threads.should_stop))
+    while not threads.wait(0.5):
       pass
-    workers.join()
+    threads.join()
     training.linger()
-  training.raise_failure(workers.failure)
+  training.raise_failure(threads.failure)
   console.say('This learner has ended.')
 
 
 def supervise(
-  workers: workers_lib.Workers,
+  threads: threads_lib.Threads,
   monitor: monitor_lib.Monitor,
   training: training_lib.Training,
 ) -> None:
-  """Reports until the workers end."""
+  """Reports until the threads end."""
   due = time.monotonic() + FLAGS.log_every_secs
-  while not workers.wait(0.5):
+  while not threads.wait(0.5):
     monitor.sample_queue(training.queue_size())
     if time.monotonic() >= due:
       monitor.report(training.describe_actors())
@@ -316,13 +316,13 @@ def main(argv):
     name = FLAGS.level_name.replace('/', '_')[:100]
     FLAGS.logdir = os.path.join('runs', name)
   try:
-    train() if FLAGS.mode == 'train' else testing.test()
+    train() if FLAGS.mode == 'train' else test_mode.test()
   except (
     ArithmeticError,
     OSError,
     ValueError,
     checkpoint.CheckpointError,
-    distributed.LearnerLost,
+    membership.LearnerLost,
     py_process.EnvironmentFailed,
   ) as error:
     sys.exit(f'Error: {error}')

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 
 import actor
-import collectives
+from cluster import collectives
 import environments
 import networks
 import popart

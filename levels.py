@@ -52,6 +52,15 @@ def parse(level_name_flag: str, training: bool) -> list[str]:
   return names
 
 
+def find_family(level_name: str) -> str:
+  """Returns 'gym', 'lab' or 'atari': who makes this level's environments."""
+  if level_name.startswith('gym:'):
+    return 'gym'
+  if level_name.startswith('lab:') or level_name in dmlab30.NAMES:
+    return 'lab'
+  return 'atari'
+
+
 def _expand(name: str) -> Sequence[str]:
   if not name:
     raise ValueError('A level has an empty name: is there a comma too many?')

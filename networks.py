@@ -15,7 +15,7 @@ import sonnet as snt
 import tensorflow as tf
 
 import environments
-import instructions
+from envs import instructions
 import torsos
 
 # Sonnet checks once per process, at the first module, that TensorFlow 2 is in

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-import console
 import py_process_worker
+from runtime import console
 
 # With a first environment ready, `recv` naps for more. It stops at the first
 # nap that brings none: a slow environment costs its caller one nap.

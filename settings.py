@@ -13,14 +13,15 @@ from typing import Any
 from absl import flags
 import numpy as np
 
-import atari_environments
-import checkpoint
-import distributed
+from cluster import membership
 import environments
-import lab_environments
+from envs import atari
+from envs import lab
+from envs import make
 import learner
 import levels
 import networks
+from runtime import checkpoint
 import torsos
 
 FLAGS = flags.FLAGS
@@ -50,7 +51,7 @@ flags.DEFINE_integer(
 flags.DEFINE_enum(
   'job_name',
   'local',
-  distributed.JOB_NAMES,
+  membership.JOB_NAMES,
   'What this process does: all (local), learn, or act. See "More than one '
   'machine" in the README.',
 )
@@ -245,20 +246,20 @@ _AGREED_FLAGS = (
 )
 
 
-def read_cluster() -> distributed.Cluster:
+def read_cluster() -> membership.Cluster:
   """Reads the cluster from the flags and TF_CONFIG; flags win.
 
   The flags are set to what it says.
   """
-  fields = [field.name for field in dataclasses.fields(distributed.Cluster)]
+  fields = [field.name for field in dataclasses.fields(membership.Cluster)]
   text = os.environ.get('TF_CONFIG')
   is_local = FLAGS['job_name'].present and FLAGS.job_name == 'local'
   if text and not is_local:
-    for name, value in distributed.parse_tf_config(text).items():
+    for name, value in membership.parse_tf_config(text).items():
       if not FLAGS[name].present:
         FLAGS[name].value = value
   values = {name: FLAGS[name].value for name in fields}
-  return distributed.Cluster(
+  return membership.Cluster(
     **values | {'learner_hosts': tuple(FLAGS.learner_hosts)}
   )
 
@@ -297,7 +298,7 @@ def make_envs(
   """
   first = actor * num_envs % len(level_names)
   level_names = [*level_names[first:], *level_names[:first]]
-  return environments.make_environments(
+  return make.make_environments(
     level_names,
     num_envs,
     # Different ones for each actor; and not the games that were trained on.
@@ -310,17 +311,17 @@ def make_envs(
   )
 
 
-def atari_settings() -> atari_environments.AtariSettings:
+def atari_settings() -> atari.AtariSettings:
   """Reads how Atari games are played from the flags."""
-  return atari_environments.AtariSettings(
+  return atari.AtariSettings(
     full_action_set=FLAGS.full_action_set,
     repeat_action_probability=FLAGS.repeat_action_probability,
   )
 
 
-def lab_settings() -> lab_environments.LabSettings:
+def lab_settings() -> lab.LabSettings:
   """Reads how levels of DeepMind Lab are played from the flags."""
-  return lab_environments.LabSettings(
+  return lab.LabSettings(
     width=FLAGS.width,
     height=FLAGS.height,
     renderer=FLAGS.renderer,

@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 import actor as actor_lib
-import collectives
-import console
-import distributed
+from cluster import collectives
+from cluster import membership
+from cluster import registry
 import environments
 import learner as learner_lib
 import networks
-import workers as workers_lib
+from runtime import console
+from runtime import threads as threads_lib
 
 tf1 = tf.compat.v1
 
@@ -44,19 +45,19 @@ class Training(NamedTuple):
     session: holds the learner's weights, initialised, and the queue.
     learner: what `run` runs.
     run: trains; takes `on_update` and `should_stop` of `learner.Learner.run`.
-    start_actors: starts them among the workers, or lets those elsewhere begin.
+    start_actors: starts them among the threads, or lets those elsewhere begin.
     queue_size: returns how many unrolls wait.
     describe_actors: says how many of those elsewhere play; '' locally.
     close_queue: wakes whoever waits at the queue, and says whether the run is
       over.
     linger: lets actors elsewhere leave, if the run is over.
-    raise_failure: raises what ended the workers, if anything did.
+    raise_failure: raises what ended the threads, if anything did.
   """
 
   session: tf1.Session
   learner: learner_lib.Learner
   run: Callable[..., None]
-  start_actors: Callable[[workers_lib.Workers], None]
+  start_actors: Callable[[threads_lib.Threads], None]
   queue_size: Callable[[], int]
   describe_actors: Callable[[], str]
   close_queue: Callable[[], None]
@@ -113,7 +114,7 @@ def build_local(
     session,
     learner,
     functools.partial(learner.run, session),
-    lambda workers: workers.start(lambda: play(workers.should_stop)),
+    lambda threads: threads.start(lambda: play(threads.should_stop)),
     session.make_callable(queue_size),
     lambda: '',
     session.make_callable(close_queue),
@@ -123,7 +124,7 @@ def build_local(
 
 
 def build_distributed(
-  cluster: distributed.Cluster,
+  cluster: membership.Cluster,
   server: tf.distribute.Server,
   spec: environments.EnvironmentSpec,
   make_agent: Callable[[str], networks.Agent],
@@ -143,7 +144,7 @@ def build_distributed(
     hyperparameters: of the update.
     queue_capacity: in unrolls.
     seed: of weights.
-    settings: what actors have to agree with; see `distributed.Board`.
+    settings: what actors have to agree with; see `registry.Board`.
     timeout_secs: how long it waits for other learners in an update.
   """
   tf1.set_random_seed(seed)
@@ -152,7 +153,7 @@ def build_distributed(
   group = collectives.Group(
     num_learners, cluster.task, cluster.learner_device, timeout_secs
   )
-  with distributed.on_learner(cluster):
+  with membership.on_learner(cluster):
     learner, queue, _ = build_learner(
       spec, make_agent, hyperparameters, queue_capacity, group
     )
@@ -160,8 +161,8 @@ def build_distributed(
     queue_size = queue.size()
     close_queue = queue.close(cancel_pending_enqueues=True)
     with tf1.device(cluster.learner_device):
-      board = distributed.Board(cluster.num_actors)
-  session = tf1.Session(server.target, config=distributed.config(cluster))
+      board = registry.Board(cluster.num_actors)
+  session = tf1.Session(server.target, config=membership.config(cluster))
   session.run(tf1.global_variables_initializer())
 
   def run(on_update, should_stop):
@@ -191,7 +192,7 @@ def build_distributed(
     session,
     learner,
     run,
-    lambda workers: board.open(session, settings),
+    lambda threads: board.open(session, settings),
     session.make_callable(queue_size),
     describe_actors,
     close,
@@ -264,7 +265,7 @@ def check_codes(codes: Mapping[str, np.ndarray]) -> None:
 
 @contextlib.contextmanager
 def limit_first_exchange(
-  cluster: distributed.Cluster, timeout_secs: float
+  cluster: membership.Cluster, timeout_secs: float
 ) -> Iterator[None]:
   """Ends the process if the learners' first exchange takes longer.
 
@@ -290,7 +291,7 @@ def limit_first_exchange(
 
 @contextlib.contextmanager
 def limit_updates(
-  cluster: distributed.Cluster,
+  cluster: membership.Cluster,
   timeout_secs: float,
   close_queue: Callable[[], None],
 ) -> Iterator[Callable[[], None]]:
@@ -347,9 +348,9 @@ def _end_at_once(cluster, timeout_secs):
 
 
 def raise_failure(
-  failure: Exception | None, cluster: distributed.Cluster, timeout_secs: float
+  failure: Exception | None, cluster: membership.Cluster, timeout_secs: float
 ) -> None:
-  """Raises what ended the workers of one of several learners, if anything did.
+  """Raises what ended the threads of one of several learners, if anything did.
 
   Args:
     failure: what the learner's thread ended with.
@@ -357,7 +358,7 @@ def raise_failure(
     timeout_secs: how long it has waited in an exchange.
 
   Raises:
-    distributed.LearnerLost: the failure is that of an exchange.
+    membership.LearnerLost: the failure is that of an exchange.
   """
   if isinstance(failure, tf.errors.DeadlineExceededError):
     problem = _describe_silence(cluster, timeout_secs)
@@ -365,7 +366,7 @@ def raise_failure(
     problem = 'another learner has ended'
   else:
     return _raise_failure(failure)
-  raise distributed.LearnerLost(f'{problem}. {_REMEDY}') from failure
+  raise membership.LearnerLost(f'{problem}. {_REMEDY}') from failure
 
 
 def _describe_silence(cluster, timeout_secs):
@@ -374,7 +375,7 @@ def _describe_silence(cluster, timeout_secs):
   problems = [
     f'{host} cannot be reached, {problem}'
     for host in others
-    if (problem := distributed.can_connect(host))
+    if (problem := membership.can_connect(host))
   ]
   reason = '; '.join(problems) or (
     'one has stopped, or gets no unrolls from its actors'

@@ -21,6 +21,7 @@ from absl import app
 from absl import flags
 import numpy as np
 
+from cluster import registry
 import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 
 # isort: split
@@ -28,10 +29,10 @@ import tensorflow as tf
 
 import actor
 from benchmarks import report
-import distributed
+from cluster import learner_client
+from cluster import membership
 import environments
 import learner
-import link
 import local_cluster
 import networks
 
@@ -102,15 +103,15 @@ def count_bytes(specs: actor.ActorOutput) -> int:
 class LearnerSide:
   """The learner's way from its queue to its staging area, without training."""
 
-  def __init__(self, cluster: distributed.Cluster, specs: actor.ActorOutput):
+  def __init__(self, cluster: membership.Cluster, specs: actor.ActorOutput):
     """Starts the server; actors may come."""
-    self._server = distributed.start_server(cluster)
-    with tf.Graph().as_default(), distributed.on_learner(cluster):
+    self._server = membership.start_server(cluster)
+    with tf.Graph().as_default(), membership.on_learner(cluster):
       queue = actor.make_queue(specs, _BATCH_SIZE)
       batch, stage, stage_next = learner.stage(queue, specs, _BATCH_SIZE)
       first = batch.level_index
       with tf1.device(cluster.learner_device):
-        board = distributed.Board(cluster.num_actors)
+        board = registry.Board(cluster.num_actors)
       session = tf1.Session(self._server.target)
       board.open(session, _SETTINGS)
       self._stage = session.make_callable(stage)
@@ -164,7 +165,7 @@ def serve(
 
 
 def _cluster(job_name, port):
-  return distributed.Cluster(job_name, 0, (f'localhost:{port}',), 1)
+  return membership.Cluster(job_name, 0, (f'localhost:{port}',), 1)
 
 
 class Cost(NamedTuple):
@@ -202,7 +203,7 @@ class ActorSide:
       theirs.close()
       self._orders.recv()
       self._stream, _ = server.accept()
-    self._link = link.Link(
+    self._link = learner_client.Link(
       _cluster('actor', port),
       specs,
       _BATCH_SIZE,
@@ -280,7 +281,7 @@ def main(argv):
   """Measures, prints and writes."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
-  link.keep_memory()  # As actors do.
+  learner_client.keep_memory()  # As actors do.
   with contextlib.ExitStack() as stack:
     sides = [
       stack.enter_context(contextlib.closing(ActorSide(case)))

@@ -16,6 +16,7 @@ from absl import app
 from absl import flags
 import numpy as np
 
+from cluster import registry
 import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 
 # isort: split
@@ -23,9 +24,9 @@ import tensorflow as tf
 
 import actor
 from benchmarks import report
-import distributed
+from cluster import learner_client
+from cluster import membership
 import environments
-import link
 import local_cluster
 import networks
 
@@ -54,21 +55,21 @@ def make_agent() -> networks.Agent:
   return agent
 
 
-def serve(cluster: distributed.Cluster) -> tf1.Session:
+def serve(cluster: membership.Cluster) -> tf1.Session:
   """Starts the learner; returns what keeps its weights."""
-  server = distributed.start_server(cluster)
-  with tf.Graph().as_default(), distributed.on_learner(cluster):
+  server = membership.start_server(cluster)
+  with tf.Graph().as_default(), membership.on_learner(cluster):
     make_agent()
     tf1.get_variable('num_updates', initializer=np.int64(0), use_resource=True)
     with tf1.device(cluster.learner_device):
-      board = distributed.Board(cluster.num_actors)
+      board = registry.Board(cluster.num_actors)
     session = tf1.Session(server.target)
     session.run(tf1.global_variables_initializer())
     board.open(session, _SETTINGS)
   return session
 
 
-def fetch(cluster: distributed.Cluster, orders: connection.Connection) -> None:
+def fetch(cluster: membership.Cluster, orders: connection.Connection) -> None:
   """Is an actor's process: fetches as often as it is told.
 
   Args:
@@ -78,7 +79,7 @@ def fetch(cluster: distributed.Cluster, orders: connection.Connection) -> None:
   """
   with tf.Graph().as_default():
     agent = make_agent()
-    one_link = link.Link(
+    one_link = learner_client.Link(
       cluster,
       actor.unroll_specs(agent, _SPEC, unroll_length=20),
       queue_capacity=1,
@@ -128,13 +129,13 @@ def main(argv):
   spawn = multiprocessing.get_context('spawn')
   with contextlib.ExitStack() as stack:
     stack.enter_context(
-      serve(distributed.Cluster('learner', 0, hosts, num_actors))
+      serve(membership.Cluster('learner', 0, hosts, num_actors))
     )
     actors = []
     for task in range(num_actors):
       ours, theirs = spawn.Pipe()
       actors.append(ours)
-      cluster = distributed.Cluster('actor', task, hosts, num_actors)
+      cluster = membership.Cluster('actor', task, hosts, num_actors)
       spawn.Process(target=fetch, args=[cluster, theirs], daemon=True).start()
     for orders in actors:
       orders.recv()

@@ -11,9 +11,9 @@ import actor
 import environments
 import learner
 import networks
+from runtime import threads
 from tests import contract
 import training
-import workers
 
 tf1 = tf.compat.v1
 
@@ -400,7 +400,7 @@ def _max_abs_log_rho(
       seed=1,
     )
 
-    actors = workers.Workers(run.close_queue)
+    actors = threads.Threads(run.close_queue)
     run.start_actors(actors)
     run.learner.run(
       run.session, results.append, lambda: len(results) == num_updates

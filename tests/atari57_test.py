@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import atari57
-import atari_environments
+from envs import atari
 
 
 def _returns(share, **changes):
@@ -114,7 +114,7 @@ def test_names(game):  # G08, C03.
   assert names[-1] in gymnasium.registry
   for name in names:
     assert atari57.find_level(name) == game
-    assert atari_environments.find_game(name) == game
+    assert atari.find_game(name) == game
     assert atari57.normalize(name, atari57.HUMAN_SCORES[game]) == (
       pytest.approx(100)
     )
@@ -124,6 +124,6 @@ def test_unknown_names():  # G08.
   with pytest.raises(ValueError, match='did you mean jamesbond'):
     atari57.normalize('jamesbnd', 5)
   # A game, but none of the 57.
-  assert atari_environments.find_game('adventure') == 'adventure'
+  assert atari.find_game('adventure') == 'adventure'
   with pytest.raises(ValueError, match='adventure'):
     atari57.normalize('adventure', 5)

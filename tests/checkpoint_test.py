@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import actor
-import checkpoint
 import environments
 import learner
-import metrics
 import networks
+from runtime import checkpoint
+from runtime import metrics
 
 tf1 = tf.compat.v1
 

@@ -7,8 +7,8 @@ import pytest
 import tensorflow as tf
 
 import actor
-import collectives
-import distributed
+from cluster import collectives
+from cluster import membership
 import environments
 import learner
 import local_cluster
@@ -54,7 +54,7 @@ class Run:
     cluster=None,
     target='',
   ):
-    cluster = cluster or distributed.Cluster('learner', 0, ('localhost:1',), 1)
+    cluster = cluster or membership.Cluster('learner', 0, ('localhost:1',), 1)
     group = collectives.Group(
       len(cluster.learner_hosts), cluster.task, cluster.learner_device
     )
@@ -74,7 +74,7 @@ class Run:
         enqueue, feeds = actor.make_enqueue(queue, self._specs)
         init = tf1.global_variables_initializer()
         self._frames = self.learner.num_environment_frames.read_value()
-      self.session = tf1.Session(target, config=distributed.config(cluster))
+      self.session = tf1.Session(target, config=membership.config(cluster))
       # Alone: learners begin at different times.
       self.session.run(init)
       unrolls = [make_unroll(self._specs, i) for i in range(size)]
@@ -119,8 +119,8 @@ def start_two():
   hosts = tuple(
     f'localhost:{port}' for port in local_cluster.find_free_ports(2)
   )
-  clusters = [distributed.Cluster('learner', k, hosts, 2) for k in range(2)]
-  return clusters, [distributed.start_server(cluster) for cluster in clusters]
+  clusters = [membership.Cluster('learner', k, hosts, 2) for k in range(2)]
+  return clusters, [membership.start_server(cluster) for cluster in clusters]
 
 
 @pytest.mark.parametrize('popart_levels', [None, _SPEC.num_actions])
@@ -172,12 +172,12 @@ def test_one_learner_exchanges_nothing():
 def test_a_learner_waits_no_longer_than_told_and_can_save():
   (cluster, _), (server, _) = start_two()
   group = collectives.Group(2, 0, cluster.learner_device, timeout_secs=1.0)
-  with tf.Graph().as_default(), distributed.on_learner(cluster):
+  with tf.Graph().as_default(), membership.on_learner(cluster):
     weight = tf.Variable([3.0])
     sums = group.sum([weight.read_value()])
     parts = group.gather([weight.read_value()])
     init = tf1.global_variables_initializer()
-    with tf1.Session(server.target, config=distributed.config(cluster)) as run:
+    with tf1.Session(server.target, config=membership.config(cluster)) as run:
       run.run(init)
       for exchange in (sums, parts):
         with pytest.raises(tf.errors.DeadlineExceededError):
@@ -192,7 +192,7 @@ def test_bits_survive_the_exchange():
 
   def exchange(k):
     group = collectives.Group(2, k, clusters[k].learner_device)
-    with tf.Graph().as_default(), distributed.on_learner(clusters[k]):
+    with tf.Graph().as_default(), membership.on_learner(clusters[k]):
       tensors = [
         tf.constant(shares[k]),
         tf.constant([[k], [2**31 - 1]]),
@@ -200,7 +200,7 @@ def test_bits_survive_the_exchange():
       ]
       result = group.gather(tensors)
       with tf1.Session(
-        servers[k].target, config=distributed.config(clusters[k])
+        servers[k].target, config=membership.config(clusters[k])
       ) as session:
         return session.run(result)
 

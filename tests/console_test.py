@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-import console
+from runtime import console
 
 
 class Clock:

@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 import environments
+from envs import make as make_lib
 
 
 def make(*level_names, num_envs=1, seed=1, training=True, **kwargs):
-  return environments.make_environments(
+  return make_lib.make_environments(
     level_names, num_envs, seed, training=training, **kwargs
   )
 

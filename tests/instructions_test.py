@@ -6,7 +6,7 @@ import sys
 import numpy as np
 import pytest
 
-import instructions
+from envs import instructions
 
 
 def test_empty_text_has_no_words():

@@ -11,7 +11,7 @@ import zipfile
 
 import pytest
 
-import level_cache
+from envs import level_cache
 
 _ROOT = pathlib.Path(__file__).parent.parent
 _KEY = 'explore_maze_noaas_0123456789abcdef'
@@ -113,7 +113,7 @@ def test_broken_entries_are_replaced(tmp_path, cache, entry):
 
 _KILLED_WRITER = """
 import os, shutil, signal, sys
-import level_cache
+from envs import level_cache
 
 def copy_half(source, target):
   with open(source, 'rb') as file, open(target, 'wb') as copy:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from tensorboard.backend.event_processing import event_accumulator
 
-import metrics
+from runtime import metrics
 
 
 def read_lines(logdir):

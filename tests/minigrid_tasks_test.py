@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import environments
-import gym_environments
-import instructions
+from envs import gym
+from envs import instructions
 import py_process_worker
 from tests import contract
 from tests import program
@@ -33,12 +33,12 @@ needs_minigrid = pytest.mark.skipif(
 
 def _make(level_name, seed=1):
   """Returns a task as its process plays it, and the MiniGrid inside."""
-  env = gym_environments.GymEnvironment(level_name, seed)
+  env = gym.GymEnvironment(level_name, seed)
   return env, env._env.unwrapped
 
 
 def _task(name):
-  return _make(f'gym:minigrid_tasks:{name}-v0')
+  return _make(f'gym:examples.minigrid_tasks:{name}-v0')
 
 
 def _things(grid):
@@ -67,7 +67,7 @@ def _stand_before(grid, position, away_from):
 
 def test_says_what_to_install(monkeypatch):
   monkeypatch.setitem(sys.modules, 'minigrid', None)
-  monkeypatch.delitem(sys.modules, 'minigrid_tasks', raising=False)
+  monkeypatch.delitem(sys.modules, 'examples.minigrid_tasks', raising=False)
   with pytest.raises(
     py_process_worker.UnusableLevelError, match='pip install minigrid'
   ) as e:

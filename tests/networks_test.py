@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import environments
-import instructions
+from envs import instructions
 import networks
 import torsos
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-import gym_environments
+from envs import gym
 import py_process
 import py_process_worker
 
@@ -22,7 +22,7 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 def start(*gym_ids, first_episodes=True, **kwargs):
   names = [f'gym:tests.count_env:{gym_id}-v0' for gym_id in gym_ids]
   processes = py_process.EnvironmentProcesses(
-    [functools.partial(gym_environments.GymEnvironment, n, 1) for n in names],
+    [functools.partial(gym.GymEnvironment, n, 1) for n in names],
     names,
     **kwargs,
   )
@@ -116,7 +116,7 @@ def test_raising_reset(closing):
 def test_raising_maker():
   with pytest.raises(py_process.EnvironmentFailed, match='at step 0\n') as e:
     py_process.EnvironmentProcesses(
-      [functools.partial(gym_environments.GymEnvironment, 'gym:X-v0', -1)],
+      [functools.partial(gym.GymEnvironment, 'gym:X-v0', -1)],
       ['broken'],
     )
   assert str(e.value).startswith('broken: environment 0')
@@ -253,9 +253,9 @@ _MAIN = """
 import sys
 import tensorflow  # At the top, as in the main program.
 import numpy as np
-import environments
+from envs import make
 
-envs = environments.make_environments(
+envs = make.make_environments(
   ['gym:tests.count_env:Seed-v0', 'gym:tests.count_env:CountSlowReset-v0'],
   num_envs=2, seed=1, training=True,
 )
@@ -309,7 +309,7 @@ def test_the_main_programs_end_leaves_nothing(main_program, end):
 
 def test_what_environments_import_is_free_of_tensorflow():
   code = (
-    'import sys, atari_environments, gym_environments, lab_environments; '
+    'import sys; from envs import atari, gym, lab; '
     'sys.exit("tensorflow" in sys.modules)'
   )
   subprocess.run([sys.executable, '-c', code], cwd=_ROOT, check=True)

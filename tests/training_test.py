@@ -7,8 +7,8 @@ import socket
 import pytest
 import tensorflow as tf
 
-import collectives
-import distributed
+from cluster import collectives
+from cluster import membership
 import local_cluster
 from tests import collectives_test
 import training
@@ -25,7 +25,7 @@ tf1 = tf.compat.v1
   ],
 )
 def test_a_learner_that_ended_is_told(error):
-  with pytest.raises(distributed.LearnerLost) as told:
+  with pytest.raises(membership.LearnerLost) as told:
     _raise(error, ('a:1', 'b:2'))
   assert str(told.value) == (
     'another learner has ended. Start all learners again: they go on from the '
@@ -39,7 +39,7 @@ def test_a_learner_that_is_silent_is_told():
     silent.listen()
     port = silent.getsockname()[1]
     hosts = ('a:1', f'localhost:{port}')
-    with pytest.raises(distributed.LearnerLost) as told:
+    with pytest.raises(membership.LearnerLost) as told:
       _raise(tf.errors.DeadlineExceededError, hosts)
     assert str(told.value).startswith(
       'waited 7 s (--connect_timeout_secs) to update together with '
@@ -47,7 +47,7 @@ def test_a_learner_that_is_silent_is_told():
     )
   gone = f'localhost:{local_cluster.find_free_ports(1)[0]}'
   with pytest.raises(
-    distributed.LearnerLost,
+    membership.LearnerLost,
     match=f'with {gone}: {gone} cannot be reached, Connection refused. Start',
   ):
     _raise(tf.errors.DeadlineExceededError, ('a:1', gone))
@@ -59,12 +59,12 @@ def test_other_failures_are_passed_on():
 
 
 def _raise(error, hosts):
-  cluster = distributed.Cluster('learner', 0, hosts, 2)
+  cluster = membership.Cluster('learner', 0, hosts, 2)
   training.raise_failure(error(None, None, 'why'), cluster, 7)
 
 
 def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
-  cluster = distributed.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
+  cluster = membership.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
   exits = queue.Queue()
   monkeypatch.setattr(training.os, '_exit', exits.put)
   monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
@@ -83,12 +83,12 @@ def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
 def test_learners_with_other_settings_are_refused():  # E16
   def exchange(k):
     group = collectives.Group(2, k, clusters[k].learner_device)
-    with tf.Graph().as_default(), distributed.on_learner(clusters[k]):
+    with tf.Graph().as_default(), membership.on_learner(clusters[k]):
       codes = training.exchange_codes(
         group, {'batch_size': 4 + k, 'levels': ['a'], 'agent': f'torso{k}'}
       )
       with tf1.Session(
-        servers[k].target, config=distributed.config(clusters[k])
+        servers[k].target, config=membership.config(clusters[k])
       ) as session:
         return session.run(codes)
 
@@ -103,7 +103,7 @@ def test_learners_with_other_settings_are_refused():  # E16
 
 
 def test_updates_have_a_limit(monkeypatch, capsys):
-  cluster = distributed.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
+  cluster = membership.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
   exits, closed = queue.Queue(), queue.Queue()
   monkeypatch.setattr(training.os, '_exit', exits.put)
   monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)

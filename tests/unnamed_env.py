@@ -7,7 +7,7 @@ return an agent learns to get here is what can be had without reading.
 import gymnasium
 from minigrid.core import constants
 
-import minigrid_tasks  # noqa: F401 (registers the tasks)
+from examples import minigrid_tasks  # noqa: F401 (registers the tasks)
 
 _NAMES = {*constants.COLOR_NAMES, 'key', 'ball', 'box'}
 

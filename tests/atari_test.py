@@ -1,4 +1,4 @@
-"""Tests of atari_environments.py."""
+"""Tests of envs/atari.py."""
 
 import ale_py
 from ale_py import roms
@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import atari57
-import atari_environments
 import environments
+from envs import atari
 from tests import contract
 
 
@@ -28,7 +28,7 @@ class TestAtari(contract.EnvironmentsContract):
 
   def test_settings_are_the_papers(self):  # C04, C16
     envs = contract.make('pong')
-    arguments = atari_environments._vector_arguments(envs._settings)
+    arguments = atari._vector_arguments(envs._settings)
     assert arguments['repeat_action_probability'] == 0
     assert arguments['max_num_frames_per_episode'] == 108_000
     assert (
@@ -41,7 +41,7 @@ class TestAtari(contract.EnvironmentsContract):
     assert arguments['stack_num'] == 4
 
   def test_stacks_are_blank_before_a_game(self):
-    settings = atari_environments.AtariSettings(max_episode_frames=40)
+    settings = atari.AtariSettings(max_episode_frames=40)
     envs = contract.make('breakout', num_envs=2, atari_settings=settings)
     before = {}
     for env_id, row in contract.step_all(envs, 2 * 60):
@@ -53,7 +53,7 @@ class TestAtari(contract.EnvironmentsContract):
       before[env_id] = stack
 
   def test_full_action_set_and_sticky_actions(self):
-    settings = atari_environments.AtariSettings(
+    settings = atari.AtariSettings(
       full_action_set=True, repeat_action_probability=0.25
     )
     envs = contract.make(
@@ -75,12 +75,10 @@ class TestAtari(contract.EnvironmentsContract):
   )
   def test_refuses_settings(self, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
-      atari_environments.AtariSettings(**wrong)
+      atari.AtariSettings(**wrong)
 
   def test_cap_counts_frames_and_full_steps_of_four(self):  # C05, C08
-    settings = atari_environments.AtariSettings(
-      max_noops=0, max_episode_frames=400
-    )
+    settings = atari.AtariSettings(max_noops=0, max_episode_frames=400)
     envs = contract.make('freeway', num_envs=2, atari_settings=settings)
     rows = list(contract.step_all(envs, 2 * 301))
     assert [steps for _, steps in contract.finished(rows)] == [100] * 6
@@ -90,7 +88,7 @@ class TestAtari(contract.EnvironmentsContract):
 
   @pytest.mark.parametrize('training', [True, False])  # C13
   def test_noops_are_1_to_30(self, training):  # C06
-    settings = atari_environments.AtariSettings(max_episode_frames=4)
+    settings = atari.AtariSettings(max_episode_frames=4)
     envs = contract.make(
       'freeway',
       num_envs=4,
@@ -128,9 +126,7 @@ class TestAtari(contract.EnvironmentsContract):
     assert abs(np.mean(counts) - 15.5) < 0.6
 
   def test_no_noops(self):  # C06
-    settings = atari_environments.AtariSettings(
-      max_noops=0, max_episode_frames=40
-    )
+    settings = atari.AtariSettings(max_noops=0, max_episode_frames=40)
     envs = contract.make('freeway', num_envs=2, atari_settings=settings)
     firsts = [
       row.observation.frame
@@ -142,7 +138,7 @@ class TestAtari(contract.EnvironmentsContract):
       np.testing.assert_array_equal(first, firsts[0])
 
   def test_without_sticky_actions_games_repeat(self):  # C04
-    settings = atari_environments.AtariSettings(max_noops=0)
+    settings = atari.AtariSettings(max_noops=0)
     envs = [
       contract.make('pong', seed=s, atari_settings=settings) for s in (1, 2)
     ]
@@ -187,18 +183,16 @@ class TestAtari(contract.EnvironmentsContract):
     assert max(row.reward for _, row in contract.step_all(envs, 800)) >= 25
 
   def test_waiting_for_fire_ends_at_the_cap(self):  # C18
-    settings = atari_environments.AtariSettings(max_episode_frames=2000)
+    settings = atari.AtariSettings(max_episode_frames=2000)
     envs = contract.make('breakout', training=False, atari_settings=settings)
     rows = list(contract.step_all(envs, 1001, action=0))
     assert contract.finished(rows) == [(0.0, 500)] * 2
 
   def test_frames_are_the_maximum_of_the_last_two(self):  # C14
-    arguments = atari_environments._vector_arguments(
-      atari_environments.AtariSettings(max_noops=0)
-    )
+    arguments = atari._vector_arguments(atari.AtariSettings(max_noops=0))
     # In the emulator's own size, so that nothing is scaled.
     arguments |= {'img_height': 210, 'img_width': 160}
-    group = atari_environments._AtariGroup(
+    group = atari._AtariGroup(
       np.zeros([1], np.int32), 'asteroids', [1], arguments
     )
     ale = ale_py.ALEInterface()
@@ -239,7 +233,7 @@ class TestSeveralGames:
     assert envs.settings()['full_action_space']
 
   def test_skiing_ignores_what_it_does_not_know(self):  # C01
-    settings = atari_environments.AtariSettings(full_action_set=True)
+    settings = atari.AtariSettings(full_action_set=True)
     envs = contract.make('skiing', 'pong', num_envs=2, training=False)
     names = envs.spec.action_meanings
     assert len(names) == 18
@@ -267,4 +261,4 @@ class TestSeveralGames:
   'name', ['up_n_down', 'UpNDown', 'ALE/UpNDown-v5', 'upndown']
 )
 def test_spellings_of_games(name):
-  assert atari_environments.find_game(name) == 'up_n_down'
+  assert atari.find_game(name) == 'up_n_down'

@@ -18,9 +18,10 @@ import numpy as np
 
 import dmlab30
 import environments
-import instructions
-import level_cache
-import process_environments
+from envs import in_processes
+from envs import instructions
+from envs import level_cache
+import levels
 import py_process
 import py_process_worker
 
@@ -94,7 +95,7 @@ class LabSettings:
       )
 
 
-class LabEnvironments(process_environments.ProcessEnvironments):
+class LabEnvironments(in_processes.ProcessEnvironments):
   """Levels of DeepMind Lab; none waits for another's restart or new map."""
 
   def __init__(
@@ -281,7 +282,7 @@ def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
     level_names: see LabEnvironments; levels of other families are not minded.
     dataset_path: see LabSettings.
   """
-  names = [n for n in level_names if environments.find_family(n) == 'lab']
+  names = [n for n in level_names if levels.find_family(n) == 'lab']
   # Looked for, not imported: that is for the environments' processes.
   if names and importlib.util.find_spec('deepmind_lab') is None:
     raise ValueError(

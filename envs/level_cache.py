@@ -12,7 +12,7 @@ import shutil
 import uuid
 import zipfile
 
-import console
+from runtime import console
 
 
 class LevelCache:

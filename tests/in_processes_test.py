@@ -1,4 +1,4 @@
-"""Tests of process_environments.py, with environments of Gymnasium.
+"""Tests of envs/in_processes.py, with environments of Gymnasium.
 
 What else holds for them is in contract.py, which the families inherit.
 """

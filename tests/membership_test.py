@@ -8,7 +8,7 @@ import socket
 from absl.testing import flagsaver
 import pytest
 
-import distributed
+from cluster import membership
 import local_cluster
 import settings
 from tests import program
@@ -24,7 +24,7 @@ def _cluster(**changes):
     'learner_hosts': _HOSTS,
     'num_actors': 4,
   }
-  return distributed.Cluster(**arguments | changes)
+  return membership.Cluster(**arguments | changes)
 
 
 def test_each_actor_has_its_learner():
@@ -73,7 +73,7 @@ def _tf_config(learner='learner', actor='actor', job='actor', index=1):
   ],
 )
 def test_tf_config_is_read(names, job):  # E09
-  assert distributed.parse_tf_config(_tf_config(**names)) == {
+  assert membership.parse_tf_config(_tf_config(**names)) == {
     'job_name': job,
     'task': 1,
     'learner_hosts': _HOSTS,
@@ -95,7 +95,7 @@ def test_tf_config_is_read(names, job):  # E09
 )
 def test_what_tf_config_does_not_say_is_refused(text, message):  # E09
   with pytest.raises(ValueError, match=message) as error:
-    distributed.parse_tf_config(text)
+    membership.parse_tf_config(text)
   assert '\n' not in str(error.value)
 
 
@@ -128,23 +128,23 @@ def test_a_port_that_is_taken_is_refused():  # E06
     taken.listen()
     host = f'localhost:{taken.getsockname()[1]}'
     with pytest.raises(ValueError, match=f'cannot listen at {host}: Address'):
-      distributed.start_server(
-        distributed.Cluster('learner', 0, (host,), num_actors=1)
+      membership.start_server(
+        membership.Cluster('learner', 0, (host,), num_actors=1)
       )
-  distributed.check_port(host)
+  membership.check_port(host)
 
 
 def test_who_listens_to_the_network_is_told_so(capsys, monkeypatch):
-  monkeypatch.setattr(distributed.tf.distribute, 'Server', lambda *_, **__: 1)
+  monkeypatch.setattr(membership.tf.distribute, 'Server', lambda *_, **__: 1)
   (port,) = local_cluster.find_free_ports(1)
   for name in ('localhost', '127.0.0.2', '[::1]'):
-    distributed.start_server(
-      distributed.Cluster('learner', 0, (f'{name}:{port}',), 1)
+    membership.start_server(
+      membership.Cluster('learner', 0, (f'{name}:{port}',), 1)
     )
     assert capsys.readouterr().out == ''
   for name in ('10.0.0.1', 'example.org', '0.0.0.0'):
-    distributed.start_server(
-      distributed.Cluster('learner', 0, (f'{name}:{port}',), 1)
+    membership.start_server(
+      membership.Cluster('learner', 0, (f'{name}:{port}',), 1)
     )
     assert 'Keep it on a private network' in capsys.readouterr().out
 

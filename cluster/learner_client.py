@@ -13,11 +13,12 @@ import numpy as np
 import tensorflow as tf
 
 import actor as actor_lib
-import console
-import distributed
+from cluster import membership
+from cluster import registry
 import environments
 import networks
-import workers as workers_lib
+from runtime import console
+from runtime import threads as threads_lib
 
 tf1 = tf.compat.v1
 
@@ -26,7 +27,7 @@ _ANSWER_SECS = 10.0
 # A full queue makes an actor wait as long as the learner pleases.
 _NO_LIMIT = tf1.RunOptions(timeout_in_ms=24 * 60 * 60 * 1000)
 # How long another process may have the place: longer than one that has died.
-_PLACE_SECS = distributed.SILENCE_SECS + 5.0
+_PLACE_SECS = registry.SILENCE_SECS + 5.0
 # Said again so often.
 _NOTICE_SECS = 10.0
 # From one look at the learner to the next.
@@ -79,7 +80,7 @@ class Link:
 
   def __init__(
     self,
-    cluster: distributed.Cluster,
+    cluster: membership.Cluster,
     specs: actor_lib.ActorOutput,
     queue_capacity: int,
     weights: Sequence[tf.Variable],
@@ -113,7 +114,7 @@ class Link:
 
     self._graph = tf.Graph()
     with self._graph.as_default(), tf1.device(cluster.learner_device):
-      board = distributed.Board(cluster.num_actors)
+      board = registry.Board(cluster.num_actors)
       self._read_settings = board.settings
       self._ping = board.make_ping(cluster.task, self._token)
       self._leave = board.make_leave(cluster.task)
@@ -139,7 +140,7 @@ class Link:
       Whether the run is over.
 
     Raises:
-      distributed.LearnerLost: nothing was heard of it for too long.
+      membership.LearnerLost: nothing was heard of it for too long.
       ValueError: the learner has other settings, or another process plays in
         this actor's place.
     """
@@ -159,7 +160,7 @@ class Link:
   def _look(self):
     if self._calls is None:
       # A call would try a closed port again and again, until its time is up.
-      problem = distributed.can_connect(self._address)
+      problem = membership.can_connect(self._address)
       if problem:
         return problem, False
     self._candidate = self._candidate or self._connect()
@@ -229,7 +230,7 @@ class Link:
   def _wait_on(self, problem):
     now = time.monotonic()
     if now - self._heard >= self._patience_secs:
-      raise distributed.LearnerLost(
+      raise membership.LearnerLost(
         f'no learner at {self._address} for {self._patience_secs:g} s '
         f'(--connect_timeout_secs): {problem}'
       )
@@ -300,7 +301,7 @@ def keep_memory() -> None:
 
 
 def play(
-  cluster: distributed.Cluster,
+  cluster: membership.Cluster,
   envs: environments.Environments,
   level_names: Sequence[str],
   agent: networks.Agent,
@@ -318,7 +319,7 @@ def play(
     timeout_secs: how long the learner may be away.
 
   Raises:
-    distributed.LearnerLost: it was away for longer.
+    membership.LearnerLost: it was away for longer.
     ValueError: see `Link.look`.
     py_process.EnvironmentFailed: an environment failed.
   """
@@ -339,7 +340,7 @@ def play(
   with tf1.Session() as session:
     load = session.make_callable(load, feeds)
     session.graph.finalize()
-    workers = workers_lib.Workers(lambda: link.leave())
+    threads = threads_lib.Threads(lambda: link.leave())
     link = Link(
       cluster,
       specs,
@@ -347,7 +348,7 @@ def play(
       agent.variables,
       settings,
       timeout_secs,
-      workers.should_stop,
+      threads.should_stop,
     )
 
     def refresh():
@@ -355,15 +356,15 @@ def play(
       load(*weights)
       return num_updates
 
-    with workers_lib.stop_on_signals(workers.stop):
-      workers.start(
-        lambda: actor.run(session, refresh, link.enqueue, workers.should_stop)
+    with threads_lib.stop_on_signals(threads.stop):
+      threads.start(
+        lambda: actor.run(session, refresh, link.enqueue, threads.should_stop)
       )
       try:
-        while not link.look() and not workers.wait(_LOOK_SECS):
+        while not link.look() and not threads.wait(_LOOK_SECS):
           pass
       finally:
-        workers.join(_END_SECS)
-  if workers.failure:
-    raise workers.failure
+        threads.join(_END_SECS)
+  if threads.failure:
+    raise threads.failure
   console.say(f'Actor {cluster.task} has ended.')

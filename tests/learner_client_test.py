@@ -9,9 +9,10 @@ import pytest
 import tensorflow as tf
 
 import actor
-import distributed
+from cluster import learner_client
+from cluster import membership
+from cluster import registry
 import environments
-import link
 import local_cluster
 import networks
 
@@ -43,17 +44,17 @@ class FakeLearner:
   """A server, and all that actors look for on it."""
 
   def __init__(self):
-    self.cluster = distributed.Cluster(
+    self.cluster = membership.Cluster(
       'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
     )
-    self._server = distributed.start_server(self.cluster)
-    with tf.Graph().as_default(), distributed.on_learner(self.cluster):
+    self._server = membership.start_server(self.cluster)
+    with tf.Graph().as_default(), membership.on_learner(self.cluster):
       agent, specs = _make_agent()
       self.weights = agent.variables
       self.num_updates = tf1.get_variable(
         'num_updates', initializer=np.int64(7), use_resource=True
       )
-      self.board = distributed.Board(2)
+      self.board = registry.Board(2)
       queue = actor.make_queue(specs, _CAPACITY)
       self._size = queue.size()
       self._dequeue = queue.dequeue_many(1)
@@ -98,14 +99,14 @@ class Client:
 
   def __init__(self, cluster, task=0, timeout_secs=30.0, settings=_SETTINGS):
     self.stopping = threading.Event()
-    self.cluster = distributed.Cluster('actor', task, cluster.learner_hosts, 9)
+    self.cluster = membership.Cluster('actor', task, cluster.learner_hosts, 9)
     with tf.Graph().as_default():
       agent, specs = _make_agent()
       self.unrolls = [
         np.ones([2, *s.shape], s.dtype.as_numpy_dtype)
         for s in tf.nest.flatten(specs)
       ]
-      self.link = link.Link(
+      self.link = learner_client.Link(
         self.cluster, specs, _CAPACITY, agent.variables, settings,
         timeout_secs, self.stopping.is_set,
       )  # fmt: skip
@@ -172,13 +173,13 @@ def test_one_place_is_for_one_process(learner, monkeypatch):
   for client in (first, other, second):
     assert not client.link.look()
   assert learner.num_playing() == 2
-  monkeypatch.setattr(link, '_PLACE_SECS', 0.1)
+  monkeypatch.setattr(learner_client, '_PLACE_SECS', 0.1)
   time.sleep(0.2)
   with pytest.raises(ValueError, match='another process plays as actor 0'):
     second.link.look()
   # Nor has it sent anything.
   second.stopping.set()
-  with pytest.raises(link.Stopped):
+  with pytest.raises(learner_client.Stopped):
     second.link.enqueue(*second.unrolls)
   assert not first.link.look()
 
@@ -192,7 +193,7 @@ def test_the_place_of_one_that_has_left_is_free(learner):
 
 
 def test_the_place_of_one_that_is_silent_is_free(server, monkeypatch):  # E03
-  monkeypatch.setattr(distributed, 'SILENCE_SECS', 0.5)
+  monkeypatch.setattr(registry, 'SILENCE_SECS', 0.5)
   server.die()
   server.start()
   first, second = Client(server.cluster), Client(server.cluster)
@@ -204,7 +205,7 @@ def test_the_place_of_one_that_is_silent_is_free(server, monkeypatch):  # E03
   # It was only stopped for a while. It does not play beside the other.
   first.link.look()
   first.stopping.set()
-  with pytest.raises(link.Stopped):
+  with pytest.raises(learner_client.Stopped):
     first.link.read_weights()
 
 
@@ -242,7 +243,7 @@ def test_leaving_ends_a_wait_for_room(learner):
   def send():
     try:
       client.link.enqueue(*client.unrolls)
-    except link.Stopped as error:
+    except learner_client.Stopped as error:
       errors.append(error)
 
   thread = threading.Thread(target=send)
@@ -256,14 +257,14 @@ def test_leaving_ends_a_wait_for_room(learner):
 
 
 def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
-  cluster = distributed.Cluster(
+  cluster = membership.Cluster(
     'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
   )
   client = Client(cluster, timeout_secs=0.5)
   assert not client.link.look()
   assert 'Connection refused' in capsys.readouterr().out
   time.sleep(0.5)
-  with pytest.raises(distributed.LearnerLost) as error:
+  with pytest.raises(membership.LearnerLost) as error:
     client.link.look()
   assert str(error.value) == (
     f'no learner at {cluster.learner_host} for 0.5 s (--connect_timeout_secs):'
@@ -279,7 +280,7 @@ def test_memory_of_messages_is_kept():
       del message
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - start
 
-  link.keep_memory()
+  learner_client.keep_memory()
   count_faults()
   # Each message has 3000 pages.
   assert count_faults() < 3000

@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 
 import tensorflow as tf
 
-import console
+from runtime import console
 
 tf1 = tf.compat.v1
 

@@ -1,7 +1,7 @@
 """Small tasks that are told in words: MiniGrid's, with one observation for all.
 
 Importing this registers five of them (MiniGrid: Chevalier-Boisvert et al.,
-2023); `gym:minigrid_tasks:<id>` names them.
+2023); `gym:examples.minigrid_tasks:<id>` names them.
 
   id             mission               reached by
   GoToDoor-v0    go to the red door    `done` beside the one of four doors

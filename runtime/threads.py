@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 
-class Workers:
+class Threads:
   """Threads that run until one of them ends, fails, or all are stopped."""
 
   def __init__(self, close_queue: Callable[[], Any]):

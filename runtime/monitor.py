@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-import console
 import learner
 import levels
-import metrics
+from runtime import console
+from runtime import metrics
 
 
 class Monitor:

@@ -9,14 +9,14 @@ from absl import flags
 import tensorflow as tf
 
 import actor
-import checkpoint
 import environments
-import evaluation
-import lab_environments
+from envs import lab
+from evaluation import films
+from evaluation import scores as scores_lib
 import levels
 import networks
+from runtime import checkpoint
 import settings
-import video
 
 tf1 = tf.compat.v1
 
@@ -30,7 +30,7 @@ def test() -> None:
   if FLAGS.video:
     checkpoint.make_folder(FLAGS.video, 'video')
   level_names = levels.parse(FLAGS.level_name, training=False)
-  lab_environments.check_levels(level_names, FLAGS.dataset_path)
+  lab.check_levels(level_names, FLAGS.dataset_path)
   with contextlib.closing(
     settings.make_envs(level_names[:1], False, 1)
   ) as envs:
@@ -51,7 +51,7 @@ def test() -> None:
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }
-      progress = evaluation.Progress(
+      progress = scores_lib.Progress(
         os.path.join(FLAGS.logdir, 'test_progress.json'), about
       )
       scores = play(level_names, policy.bind(session), policy.agent, progress)
@@ -65,14 +65,14 @@ def play(
   level_names: Sequence[str],
   act: Callable,
   agent: networks.Agent,
-  progress: evaluation.Progress,
-) -> dict[str, evaluation.LevelScore]:
+  progress: scores_lib.Progress,
+) -> dict[str, scores_lib.LevelScore]:
   """Plays all levels, as many at one time as cores allow.
 
   Args:
     level_names: what to play.
     act: see `actor.Policy.bind`.
-    agent: see `evaluation.evaluate`.
+    agent: see `scores_lib.evaluate`.
     progress: what was played before, if an evaluation of the same was stopped;
       it is added to.
   """
@@ -84,7 +84,7 @@ def play(
     FLAGS.num_actors * FLAGS.envs_per_actor, 4 * environments.count_cores()
   )
   total = num_episodes * len(level_names)
-  for group, num_envs in evaluation.share_out(left, num_episodes, most):
+  for group, num_envs in scores_lib.share_out(left, num_episodes, most):
     played = num_episodes * len(progress.scores)
 
     def show(done, of, played=played, name=group[-1]):
@@ -93,35 +93,35 @@ def play(
         print(f'  {played + done} / {total} episodes, {name}', flush=True)
 
     with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
-      progress.add(evaluation.evaluate(act, agent, envs, num_episodes, show))
+      progress.add(scores_lib.evaluate(act, agent, envs, num_episodes, show))
   return {name: progress.scores[name] for name in level_names}
 
 
 def report_scores(
   level_names: Sequence[str],
-  scores: Mapping[str, evaluation.LevelScore],
+  scores: Mapping[str, scores_lib.LevelScore],
   about: Mapping[str, Any],
 ) -> None:
   """Prints the scores, those of a suite too, and writes `test.json`."""
   suite = levels.find_suite(level_names)
-  print(evaluation.table(scores, suite and suite.normalize))
+  print(scores_lib.table(scores, suite and suite.normalize))
   suite_scores = levels.suite_scores(
     level_names, {name: score.returns for name, score in scores.items()}, 'test'
   )
   for name, value in suite_scores.items():
     print(f'{name} {value:.1f} %')
   result = os.path.join(FLAGS.logdir, 'test.json')
-  evaluation.write(result, scores, about, suite_scores)
+  scores_lib.write(result, scores, about, suite_scores)
   print(f'Written to {result}')
 
 
-def film(scores: Mapping[str, evaluation.LevelScore]) -> None:
+def film(scores: Mapping[str, scores_lib.LevelScore]) -> None:
   """Films an episode of each level into the folder `--video`."""
   for name, score in scores.items():
     file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
     path = os.path.join(FLAGS.video, file_name)
     seed, actions, episode_return = score.recording
-    video.film(
+    films.film(
       name,
       seed,
       actions,

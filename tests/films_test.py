@@ -6,12 +6,12 @@ import imageio_ffmpeg
 import numpy as np
 import pytest
 
-import atari_environments
+from envs import atari
+from evaluation import films
 from tests import contract
 from tests import film_env
-import video
 
-_SHORT = atari_environments.AtariSettings(max_episode_frames=400)
+_SHORT = atari.AtariSettings(max_episode_frames=400)
 
 
 def play(level_name, action=None, **kwargs):
@@ -44,11 +44,11 @@ def read(path):
 
 def test_films_a_game(tmp_path, capfd):
   path = tmp_path / 'pong.mp4'
-  settings = atari_environments.AtariSettings(max_episode_frames=1200)
+  settings = atari.AtariSettings(max_episode_frames=1200)
   seed, actions, expected = play('pong', atari_settings=settings)
   assert len(actions) == 300
   assert expected < 0
-  replayed = video.film('pong', seed, actions, path, expected, settings)
+  replayed = films.film('pong', seed, actions, path, expected, settings)
   assert replayed == expected
   assert capfd.readouterr().err == ''
   meta, frames = read(path)
@@ -65,7 +65,7 @@ def test_films_a_game(tmp_path, capfd):
 
 def test_replay_shows_the_agents_game():
   seed, actions, _ = play('breakout', atari_settings=_SHORT)
-  replay = atari_environments.replay('breakout', seed, actions, _SHORT)
+  replay = atari.replay('breakout', seed, actions, _SHORT)
   frames = np.stack([frame for frame, _, _ in replay])
   envs = contract.make(
     'breakout', num_envs=3, max_batch=3, training=False, atari_settings=_SHORT
@@ -82,11 +82,11 @@ def test_replay_shows_the_agents_game():
 
 
 def test_sticky_actions_replay(tmp_path, capfd):
-  settings = atari_environments.AtariSettings(
+  settings = atari.AtariSettings(
     max_episode_frames=800, repeat_action_probability=0.25
   )
   seed, actions, expected = play('pong', atari_settings=settings)
-  video.film('pong', seed, actions, tmp_path / 'a.mp4', expected, settings)
+  films.film('pong', seed, actions, tmp_path / 'a.mp4', expected, settings)
   assert capfd.readouterr().err == ''
 
 
@@ -94,7 +94,7 @@ def test_films_any_environment_in_even_sizes(tmp_path, capfd):
   level_name = 'gym:tests.film_env:Film-v0'
   seed, actions, expected = play(level_name)
   path = tmp_path / 'film.mp4'
-  replayed = video.film(level_name, seed, actions, path, expected)
+  replayed = films.film(level_name, seed, actions, path, expected)
   assert replayed == pytest.approx(expected)
   assert capfd.readouterr().err == ''
   meta, frames = read(path)
@@ -116,7 +116,7 @@ def test_films_any_environment_in_even_sizes(tmp_path, capfd):
 )
 def test_enlarges_by_whole_numbers(shape, enlarged):
   image = np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8)
-  result = video._enlarge(image)
+  result = films._enlarge(image)
   assert result.shape == enlarged
   factor = enlarged[1] // shape[1]
   np.testing.assert_array_equal(
@@ -128,7 +128,7 @@ def test_films_cart_pole(tmp_path, capfd):
   pytest.importorskip('pygame')
   seed, actions, expected = play('gym:CartPole-v1')
   path = tmp_path / 'film.mp4'
-  replayed = video.film('gym:CartPole-v1', seed, actions, path, expected)
+  replayed = films.film('gym:CartPole-v1', seed, actions, path, expected)
   assert replayed == expected == len(actions)
   assert 'Warning' not in capfd.readouterr().err
   meta, frames = read(path)
@@ -149,7 +149,7 @@ def test_films_cart_pole(tmp_path, capfd):
 @pytest.mark.filterwarnings('ignore:.*render_mode')
 def test_what_cannot_render(tmp_path, level_name, message):
   with pytest.raises(ValueError, match=f'{level_name} cannot.*{message}') as e:
-    video.film(level_name, 1, [0, 0, 0], tmp_path / 'film.mp4', 3.0)
+    films.film(level_name, 1, [0, 0, 0], tmp_path / 'film.mp4', 3.0)
   assert '\n' not in str(e.value)
   assert not list(tmp_path.iterdir())
 
@@ -163,7 +163,7 @@ def test_warns_of_another_episode(tmp_path, capfd):
     ([*actions, 0], expected, f'in 6 steps, not {expected:g} in 7.'),
     (actions, expected + 1, f'it scored {expected:g} in 6 steps, not'),
   ):
-    video.film(level_name, seed, wrong_actions, path, wrong_return)
+    films.film(level_name, seed, wrong_actions, path, wrong_return)
     error = capfd.readouterr().err
     assert error.startswith('Warning: ')
     assert error.count('\n') == 1
@@ -173,18 +173,18 @@ def test_warns_of_another_episode(tmp_path, capfd):
 
 def test_warns_of_what_no_seed_reaches(tmp_path, capfd):
   level_name = 'gym:tests.film_env:FilmNoise-v0'
-  video.film(level_name, *play(level_name)[:2], tmp_path / 'a.mp4', 99.0)
+  films.film(level_name, *play(level_name)[:2], tmp_path / 'a.mp4', 99.0)
   assert 'another episode of ' + level_name in capfd.readouterr().err
 
 
 def test_needs_actions(tmp_path):
   with pytest.raises(ValueError, match='no actions of pong'):
-    video.film('pong', 1, [], tmp_path / 'film.mp4', 0.0)
+    films.film('pong', 1, [], tmp_path / 'film.mp4', 0.0)
 
 
 def test_needs_a_directory(tmp_path):
   with pytest.raises(FileNotFoundError):
-    video.film('pong', 1, [0], tmp_path / 'no' / 'film.mp4', 0.0)
+    films.film('pong', 1, [0], tmp_path / 'no' / 'film.mp4', 0.0)
 
 
 def test_a_film_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
@@ -192,7 +192,7 @@ def test_a_film_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
   path.write_text('old')
   monkeypatch.setattr(film_env.FilmEnv, 'step', lambda self, action: 1 / 0)
   with pytest.raises(ZeroDivisionError):
-    video.film('gym:tests.film_env:Film-v0', 1, [0], path, 0.0)
+    films.film('gym:tests.film_env:Film-v0', 1, [0], path, 0.0)
   assert path.read_text() == 'old'
   assert [p.name for p in tmp_path.iterdir()] == ['film.mp4']
 
@@ -203,7 +203,7 @@ def test_films_a_level_of_lab(tmp_path, monkeypatch, capfd):
   path = tmp_path / 'lab.mp4'
   seed, actions, expected = play('rooms_watermaze')
   assert len(actions) == 20
-  replayed = video.film('rooms_watermaze', seed, actions, path, expected)
+  replayed = films.film('rooms_watermaze', seed, actions, path, expected)
   assert replayed == pytest.approx(expected)
   assert capfd.readouterr().err == ''
   meta, frames = read(path)

@@ -1,4 +1,4 @@
-"""Tests of lab_environments.py, with a stand-in for DeepMind Lab."""
+"""Tests of envs/lab.py, with a stand-in for DeepMind Lab."""
 
 import importlib.util
 import os
@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import environments
-import instructions
-import lab_environments
+from envs import instructions
+from envs import lab
 import py_process
 from tests import contract
 
@@ -55,12 +55,12 @@ def make_one(fake_lab, scratch):
 
   def make(level_name=_ROOM, seed=1, num_restarts=0, training=True, **settings):
     made.append(
-      lab_environments.LabEnvironment(
+      lab.LabEnvironment(
         level_name,
         seed,
         num_restarts,
         training=training,
-        settings=lab_environments.LabSettings(**settings),
+        settings=lab.LabSettings(**settings),
         scratch_dir=str(scratch),
       )
     )
@@ -76,7 +76,7 @@ def make(*level_names, num_envs=1, training=True, **settings):
     *level_names,
     num_envs=num_envs,
     training=training,
-    lab_settings=lab_environments.LabSettings(**settings),
+    lab_settings=lab.LabSettings(**settings),
   )
 
 
@@ -376,6 +376,6 @@ def test_level_cache(tmp_path, capfd):
 )
 def test_refuses_settings(name, value):
   with pytest.raises(ValueError, match=name) as caught:
-    lab_environments.LabSettings(**{name: value})
+    lab.LabSettings(**{name: value})
   assert str(value) in str(caught.value)
   assert '\n' not in str(caught.value)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import actor
 import environments
-import evaluation
+from evaluation import scores as scores_lib
 import networks
 from tests import contract
 
@@ -85,16 +85,16 @@ def counting_act(last_actions, env_outputs, state):
 
 
 def evaluate(envs, num_episodes, **kwargs):
-  return evaluation.evaluate(
+  return scores_lib.evaluate(
     counting_act, CountingAgent(), envs, num_episodes, **kwargs
   )
 
 
 def score_of(returns, frames=None):
   returns = np.array(returns, float)
-  recording = evaluation.Recording(1, np.zeros([1], np.int32), returns[0])
+  recording = scores_lib.Recording(1, np.zeros([1], np.int32), returns[0])
   frames = np.ones([len(returns)], int) if frames is None else np.array(frames)
-  return evaluation.LevelScore(returns, frames, recording)
+  return scores_lib.LevelScore(returns, frames, recording)
 
 
 # Which episodes count.
@@ -180,7 +180,7 @@ def test_plays_levels_in_processes():
   levels = [_COUNT.format(3), _COUNT.format(20)]
   envs = contract.make(*levels, num_envs=3, training=False)
   try:
-    scores = evaluation.evaluate(_act_zero, CountingAgent(), envs, 3)
+    scores = scores_lib.evaluate(_act_zero, CountingAgent(), envs, 3)
   finally:
     envs.close()
   assert {name: s.returns.tolist() for name, s in scores.items()} == {
@@ -204,7 +204,7 @@ def test_plays_a_policy():
       policy = actor.Policy(agent, envs.spec)
       with tf.compat.v1.Session() as session:
         session.run(tf.compat.v1.global_variables_initializer())
-        scores = evaluation.evaluate(policy.bind(session), agent, envs, 5)
+        scores = scores_lib.evaluate(policy.bind(session), agent, envs, 5)
   finally:
     envs.close()
   score = scores['gym:CartPole-v1']
@@ -233,7 +233,7 @@ def test_the_error_of_one_episode_is_unknown():
 
 def test_table():
   scores = {'pong': score_of([20, 21], [7000, 8001]), 'qbert': score_of([1250])}
-  assert evaluation.table(scores) == '\n'.join(
+  assert scores_lib.table(scores) == '\n'.join(
     [
       'level  episodes      mean    median  standard error       min       max'
       '  mean frames',
@@ -254,7 +254,7 @@ def test_write(tmp_path):
     'seed': None,
   }
   scores = {'pong': score_of([20, 21], [7000, 8001]), 'qbert': score_of([1250])}
-  evaluation.write(path, scores, settings, {'atari57/median': 7.5})
+  scores_lib.write(path, scores, settings, {'atari57/median': 7.5})
   assert json.loads(path.read_text()) == {
     'settings': {
       'checkpoint': str(tmp_path / 'model.ckpt-7'),
@@ -290,15 +290,15 @@ def test_write_is_all_or_nothing(tmp_path):
   path = tmp_path / 'test.json'
   path.write_text('old')
   with pytest.raises(ValueError):
-    evaluation.write(path, {'pong': score_of([1])}, {'seed': np.nan}, {})
+    scores_lib.write(path, {'pong': score_of([1])}, {'seed': np.nan}, {})
   assert path.read_text() == 'old'
   with pytest.raises(FileNotFoundError):
-    evaluation.write(tmp_path / 'no' / 'test.json', {}, {}, {})
+    scores_lib.write(tmp_path / 'no' / 'test.json', {}, {}, {})
   assert [p.name for p in tmp_path.iterdir()] == ['test.json']
 
 
 def test_table_of_a_suite():
-  table = evaluation.table(
+  table = scores_lib.table(
     {'pong': score_of([20, 21]), 'qbert': score_of([1250])},
     lambda name, value: {'pong': 2 * value, 'qbert': value / 100}[name],
   )
@@ -310,21 +310,21 @@ def test_table_of_a_suite():
 def test_progress_is_taken_up_by_the_same_evaluation(tmp_path):
   path = tmp_path / 'progress.json'
   same = {'checkpoint': 'frames-7', 'test_num_episodes': 2}
-  progress = evaluation.Progress(path, same)
+  progress = scores_lib.Progress(path, same)
   assert not progress.scores
-  recording = evaluation.Recording(7, np.array([1, 0], np.int32), 20.0)
+  recording = scores_lib.Recording(7, np.array([1, 0], np.int32), 20.0)
   score = dataclasses.replace(score_of([20, 21]), recording=recording)
   progress.add({'pong': score})
   progress.add({'qbert': dataclasses.replace(score, returns=np.ones([1]))})
 
-  again = evaluation.Progress(path, same)
+  again = scores_lib.Progress(path, same)
   assert list(again.scores) == ['pong', 'qbert']
   np.testing.assert_array_equal(again.scores['pong'].returns, [20, 21])
   np.testing.assert_array_equal(again.scores['pong'].frames, score.frames)
   assert again.scores['pong'].recording.seed == 7
   np.testing.assert_array_equal(again.scores['pong'].recording.actions, [1, 0])
 
-  other = evaluation.Progress(path, same | {'checkpoint': 'frames-8'})
+  other = scores_lib.Progress(path, same | {'checkpoint': 'frames-8'})
   assert not other.scores
   again.finish()
   assert not list(tmp_path.iterdir())
@@ -334,7 +334,7 @@ def test_progress_that_is_broken_is_dropped(tmp_path):
   path = tmp_path / 'progress.json'
   for text in ('', '{', '[]', '{"evaluation": {}}', '{"evaluation": 1}'):
     path.write_text(text)
-    assert not evaluation.Progress(path, {}).scores
+    assert not scores_lib.Progress(path, {}).scores
 
 
 @pytest.mark.parametrize(
@@ -347,5 +347,5 @@ def test_progress_that_is_broken_is_dropped(tmp_path):
   ],
 )
 def test_share_out(num_episodes, num_envs, expected):
-  groups = evaluation.share_out(list('abc'), num_episodes, num_envs)
+  groups = scores_lib.share_out(list('abc'), num_episodes, num_envs)
   assert [(''.join(group), n) for group, n in groups] == expected

@@ -24,7 +24,7 @@ from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.summary.writer import record_writer
 
-import console
+from runtime import console
 
 # How many finished episodes a "mean_100" is over.
 WINDOW = 100

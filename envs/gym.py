@@ -8,14 +8,14 @@ import gymnasium
 import numpy as np
 
 import environments
-import instructions
-import process_environments
+from envs import in_processes
+from envs import instructions
 import py_process_worker
 
 _PREFIX = 'gym:'
 
 
-class GymEnvironments(process_environments.ProcessEnvironments):
+class GymEnvironments(in_processes.ProcessEnvironments):
   """Gymnasium environments that step and restart without waiting for others.
 
   An episode ends where the environment terminates or truncates it, and the next

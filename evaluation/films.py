@@ -15,8 +15,8 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
-import console
-import environments
+import levels
+from runtime import console
 
 _GYM_PREFIX = 'gym:'
 _ATARI_FRAMES_PER_SECOND = 60
@@ -45,15 +45,15 @@ def film(
   happens where a Gymnasium environment draws numbers outside its seed.
 
   Args:
-    level_name: see environments.make_environments.
+    level_name: see make.make_environments.
     seed: of the environment, see environments.Environments.seeds.
     actions: of the whole episode.
     path: the file, replaced if it exists; its directory must exist.
     expected_return: of the episode, to compare with.
-    atari_settings: how a game was played, an atari_environments.AtariSettings;
+    atari_settings: how a game was played, an atari.AtariSettings;
       None for the paper's.
     lab_settings: the same for a level of DeepMind Lab, a
-      lab_environments.LabSettings.
+      lab.LabSettings.
 
   Returns:
     The return of the replay.
@@ -64,7 +64,7 @@ def film(
   """
   if not len(actions):
     raise ValueError(f'There are no actions of {level_name} to film.')
-  family = environments.find_family(level_name)
+  family = levels.find_family(level_name)
   if family == 'gym':
     rate, steps = _replay_gym(level_name, seed, actions)
   elif family == 'lab':
@@ -93,12 +93,12 @@ def _replay_atari(
   level_name: str, seed: int, actions: Sequence[int], settings: Any
 ) -> tuple[float, _Steps]:
   """Returns images per second, and the steps."""
-  import atari_environments  # Only what a film needs is imported.
+  from envs import atari  # Only what a film needs is imported.
 
-  settings = settings or atari_environments.AtariSettings()
+  settings = settings or atari.AtariSettings()
   return (
     _ATARI_FRAMES_PER_SECOND / settings.frames_per_step,
-    atari_environments.replay(level_name, seed, actions, settings),
+    atari.replay(level_name, seed, actions, settings),
   )
 
 
@@ -106,12 +106,12 @@ def _replay_lab(
   level_name: str, seed: int, actions: Sequence[int], settings: Any
 ) -> tuple[float, _Steps]:
   """Returns images per second, and the steps."""
-  import lab_environments
+  from envs import lab
 
-  settings = settings or lab_environments.LabSettings()
+  settings = settings or lab.LabSettings()
   return (
     _LAB_FRAMES_PER_SECOND / settings.frames_per_step,
-    lab_environments.replay(level_name, seed, actions, settings),
+    lab.replay(level_name, seed, actions, settings),
   )
 
 
@@ -119,7 +119,7 @@ def _replay_gym(
   level_name: str, seed: int, actions: Sequence[int]
 ) -> tuple[float, _Steps]:
   """Returns images per second, and the steps."""
-  # In the order of gym_environments.GymEnvironment.
+  # In the order of envs.gym.GymEnvironment.
   random.seed(seed)
   np.random.seed(seed)
   with _renders(level_name):

@@ -1,10 +1,10 @@
-"""Tests of gym_environments.py."""
+"""Tests of envs/gym.py."""
 
 import numpy as np
 import pytest
 
 import environments
-import gym_environments
+from envs import gym
 from tests import contract
 
 
@@ -47,7 +47,7 @@ class TestGym(contract.EnvironmentsContract):
   )
   def test_refuses_what_its_space_does_not_say(self, name, message):
     level_name = f'gym:tests.count_env:{name}-v0'
-    env = gym_environments.GymEnvironment(level_name, seed=1)
+    env = gym.GymEnvironment(level_name, seed=1)
     env.reset()
     env.step(0)
     with pytest.raises(ValueError, match=f'{level_name} {message}'):

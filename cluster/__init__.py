@@ -1,0 +1,1 @@
+"""A learner, or several in step, and actors in processes of their own."""

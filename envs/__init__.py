@@ -1,0 +1,1 @@
+"""The families of environments, and the way to make them by name."""

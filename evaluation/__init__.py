@@ -1,0 +1,1 @@
+"""Plays, scores and films what was trained."""

@@ -1,0 +1,1 @@
+"""Tasks to try the program with, and to copy from."""

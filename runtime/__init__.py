@@ -1,0 +1,1 @@
+"""What keeps a run: its folder, checkpoints, curves, screen and threads."""
