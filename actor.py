@@ -6,177 +6,20 @@ recurrent state and its own unroll under way.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 import environments
-from envs import instructions
 import networks
+from runtime import errors
+import unrolls
 
 tf1 = tf.compat.v1
 
 
-class ActorOutput(NamedTuple):
-  """One unroll, as it goes to the learner.
-
-  Attributes:
-    level_index: int32 [], which of the run's levels was played.
-    policy_update: int64 [], the number of updates behind the weights that
-      acted first.
-    agent_state: before step 0.
-    earlier_frames: uint8 [S - 1, H, W], the frames beneath the newest one of
-      step 0, oldest first; `()` if none are stacked.
-    env_outputs: `StepOutput`, `[T + 1, ...]`; of stacked frames only the
-      newest, [T + 1, H, W]: each frame travels once.
-    agent_outputs: `AgentOutput`, `[T + 1, ...]`; index t led to observation t.
-  """
-
-  level_index: object
-  policy_update: object
-  agent_state: tuple
-  earlier_frames: object
-  env_outputs: environments.StepOutput
-  agent_outputs: networks.AgentOutput
-
-
-def unroll_specs(
-  agent: networks.Agent,
-  spec: environments.EnvironmentSpec,
-  unroll_length: int,
-) -> ActorOutput:
-  """Returns the `tf.TensorSpec`s of one unroll, in an `ActorOutput`."""
-  steps = unroll_length + 1
-  levels = [] if agent.popart_levels is None else [agent.popart_levels]
-
-  def one(shape, dtype):
-    return tf.TensorSpec(shape, dtype)
-
-  earlier_frames = ()
-  if spec.stack > 1:
-    shape = [spec.stack - 1, *spec.frame_shape]
-    earlier_frames = one(shape, spec.frame_dtype)
-  observation = observation_specs(spec)._replace(
-    frame=one(spec.frame_shape, spec.frame_dtype)
-  )
-  return ActorOutput(
-    level_index=one([], tf.int32),
-    policy_update=one([], tf.int64),
-    agent_state=tf.nest.map_structure(
-      lambda array: one(array.shape[1:], array.dtype), agent.initial_state(1)
-    ),
-    earlier_frames=earlier_frames,
-    env_outputs=environments.StepOutput(
-      reward=one([steps], tf.float32),
-      info=environments.StepOutputInfo(
-        episode_return=one([steps], tf.float32),
-        episode_step=one([steps], tf.int32),
-        episode_done=one([steps], tf.bool),
-      ),
-      done=one([steps], tf.bool),
-      observation=tf.nest.map_structure(
-        lambda part: one([steps, *part.shape], part.dtype), observation
-      ),
-    ),
-    agent_outputs=networks.AgentOutput(
-      action=one([steps], tf.int32),
-      policy_logits=one([steps, spec.num_actions], tf.float32),
-      baseline=one([steps, *levels], tf.float32),
-    ),
-  )
-
-
-def observation_specs(
-  spec: environments.EnvironmentSpec,
-) -> environments.Observation:
-  """Returns the `tf.TensorSpec`s of one observation."""
-  instruction = ()
-  if spec.has_instruction:
-    instruction = tf.TensorSpec([instructions.MAX_WORDS], tf.int16)
-  frame = tf.TensorSpec(spec.observation_shape, spec.frame_dtype)
-  return environments.Observation(frame, instruction)
-
-
-def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
-  """Makes the queue of unrolls; `capacity` unrolls bound the policy lag.
-
-  Its name makes it one queue for all that use one server.
-  """
-  flat = tf.nest.flatten(specs)
-  return tf.queue.FIFOQueue(
-    capacity,
-    [s.dtype for s in flat],
-    [s.shape for s in flat],
-    shared_name='unrolls',
-  )
-
-
-def time_major(batch: ActorOutput) -> ActorOutput:
-  """Turns a batch of unrolls, `[B, T + 1, ...]`, to `[T + 1, B, ...]`."""
-
-  def swap(tensor):
-    return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
-
-  return batch._replace(
-    env_outputs=tf.nest.map_structure(swap, batch.env_outputs),
-    agent_outputs=tf.nest.map_structure(swap, batch.agent_outputs),
-  )
-
-
-def stack_frames(batch: ActorOutput) -> ActorOutput:
-  """Stacks frames again that travelled one by one.
-
-  Args:
-    batch: unrolls, time-major.
-
-  Returns:
-    The batch with the stacks that the environments gave, as the agent sees
-    them: float32 [T + 1, B, S, H, W]. As it was if no frames are stacked.
-  """
-  if isinstance(batch.earlier_frames, tuple):
-    return batch
-  observation, info = batch.env_outputs.observation, batch.env_outputs.info
-  length, size, *shape = observation.frame.shape
-  earlier = batch.earlier_frames.shape[1]
-  # Stacks are blank before a game's start, which no lost life is.
-  begins = info.episode_done | tf.equal(info.episode_step, 0)
-  game = tf.cumsum(tf.cast(begins, tf.int32))  # [T + 1, B]
-  game = tf.concat([tf.zeros([earlier, size], tf.int32), game], axis=0)
-  steps = np.arange(length)[:, None] + np.arange(earlier + 1)  # [T + 1, S]
-  same = tf.equal(tf.gather(game, steps), game[earlier:, None])
-  # Row 0 of the table is the blank frame.
-  rows = tf.where(same, steps[..., None] * size + np.arange(size) + 1, 0)
-  table = [
-    tf.zeros([1, *shape], tf.uint8),
-    tf.reshape(tf.transpose(batch.earlier_frames, [1, 0, 2, 3]), [-1, *shape]),
-    tf.reshape(observation.frame, [-1, *shape]),
-  ]
-  # Before each is there four times.
-  table = networks.scale_frames(tf.concat(table, axis=0))
-  stacks = tf.gather(table, tf.transpose(rows, [0, 2, 1]))
-  return batch._replace(
-    env_outputs=batch.env_outputs._replace(
-      observation=observation._replace(frame=stacks)
-    )
-  )
-
-
-def make_enqueue(
-  queue: tf.queue.FIFOQueue, specs: ActorOutput
-) -> tuple[tf.Operation, list[tf.Tensor]]:
-  """Makes the op that enqueues n unrolls, and what it takes.
-
-  Args:
-    queue: takes the unrolls.
-    specs: `unroll_specs`.
-
-  Returns:
-    The op, and a placeholder [n, ...] for each array of a flat `ActorOutput`.
-  """
-  flat = tf.nest.flatten(specs)
-  feeds = [tf1.placeholder(s.dtype, [None, *s.shape]) for s in flat]
-  return queue.enqueue_many(feeds), feeds
+class PolicyNotFiniteError(errors.UserError, ArithmeticError):
+  """The agent gave a policy that no action can be drawn from."""
 
 
 class Policy:
@@ -201,11 +44,15 @@ class Policy:
       done=tf1.placeholder(tf.bool, [None]),
       observation=tf.nest.map_structure(
         lambda part: tf1.placeholder(part.dtype, [None, *part.shape]),
-        observation_specs(spec),
+        unrolls.observation_specs(spec),
       ),
     )
+    observation = self._env_outputs.observation
+    scaled = observation._replace(frame=unrolls.scale_frames(observation.frame))
     self._outputs = agent.step(
-      self._last_actions, self._env_outputs, self._state
+      self._last_actions,
+      self._env_outputs._replace(observation=scaled),
+      self._state,
     )
 
   def bind(self, session: tf1.Session) -> Callable:
@@ -229,7 +76,7 @@ class Policy:
 
 
 def copy_weights(
-  mine: networks.Agent, theirs: networks.Agent, num_updates: tf.Variable
+  mine: networks.Agent, theirs: networks.Agent, policy_version: tf.Variable
 ) -> tf.Tensor:
   """Copies the learner's weights to an actor's agent, in one op.
 
@@ -239,19 +86,20 @@ def copy_weights(
   Args:
     mine: the actor's agent.
     theirs: the learner's.
-    num_updates: the learner's counter.
+    policy_version: int64 [], the learner's count of updates.
 
   Returns:
-    int64 [], the number of updates behind the copied weights, at least.
+    int64 [], the policy version of the copy: how many updates made it, at
+    least.
   """
-  updates = num_updates.read_value()
-  with tf.control_dependencies([updates]):
+  version = policy_version.read_value()
+  with tf.control_dependencies([version]):
     copies = [
       to.assign(value.read_value())
       for to, value in zip(mine.variables, theirs.variables, strict=True)
     ]
   with tf.control_dependencies(copies):
-    return tf.identity(updates)
+    return tf.identity(version)
 
 
 class Actor:
@@ -265,7 +113,7 @@ class Actor:
     envs: environments.Environments,
     level_indices: np.ndarray,
     policy: Policy,
-    specs: ActorOutput,
+    specs: unrolls.ActorOutput,
     unroll_length: int,
   ):
     """Makes the actor; no environment is stepped yet.
@@ -274,7 +122,7 @@ class Actor:
       envs: what to play.
       level_indices: int32 [num_envs], the level of each environment.
       policy: acts.
-      specs: `unroll_specs`.
+      specs: `unrolls.unroll_specs`.
       unroll_length: T.
     """
     self._envs = envs
@@ -306,15 +154,16 @@ class Actor:
 
     Args:
       session: holds the policy's weights.
-      refresh: copies the learner's weights to the policy; returns the number of
-        updates behind them. See `copy_weights`.
+      refresh: copies the learner's weights to the policy; returns the policy
+        version. See `copy_weights`.
       enqueue: sends n unrolls, a flat `ActorOutput` of arrays [n, ...]; waits
-        while the queue is full. See `make_enqueue`.
+        while the queue is full. See `unrolls.make_enqueue`.
       should_stop: asked once a batched step.
 
     Raises:
       tf.errors.CancelledError: the queue was closed.
       py_process.EnvironmentFailed: see `environments.Environments.recv`.
+      PolicyNotFiniteError: the policy of an observation is not finite.
     """
     act = self._policy.bind(session)
     steps = 0
@@ -328,16 +177,31 @@ class Actor:
         self._begin_unrolls(full)
       # After the queue, at which an actor may have waited.
       if steps % self._unroll_length == 0:
-        num_updates = refresh()
+        policy_version = refresh()
       steps += 1
-      self._note_beginnings(ids, env_outputs, num_updates)
+      self._note_beginnings(ids, env_outputs, policy_version)
       agent_outputs, state = act(
         self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)
       )
+      self._check_finite(agent_outputs.policy_logits, ids, env_outputs)
       self._envs.send(agent_outputs.action, ids)
       _put(self._agent_outputs, ids, tf.nest.flatten(agent_outputs))
       _put(self._state, ids, tf.nest.flatten(state))
       self._time[ids] += 1
+
+  def _check_finite(self, policy_logits, ids, env_outputs):
+    """Refuses a policy of NaN, which would draw actions that do not exist."""
+    finite = np.isfinite(policy_logits).all(axis=-1)
+    if finite.all():
+      return
+    row = np.flatnonzero(~finite)[0]
+    frame = env_outputs.observation.frame[row]
+    raise PolicyNotFiniteError(
+      f'{self._envs.level_names[ids[row]]}: the policy_logits of environment '
+      f'{ids[row]} are not finite ({policy_logits[row]}), for an observation '
+      f'from {frame.min():g} to {frame.max():g}. If these values are large, '
+      'scale them in the environment; if not, try a lower --learning_rate.'
+    )
 
   def _record(self, ids, env_outputs):
     """Writes one step of each of `ids`; returns those whose unroll is full."""
@@ -357,11 +221,11 @@ class Actor:
       _put(part, (ids, 0), _take(part, last))
     self._time[ids] = 0
 
-  def _note_beginnings(self, ids, env_outputs, num_updates):
+  def _note_beginnings(self, ids, env_outputs, policy_version):
     """Writes what belongs to a whole unroll, where it is at step 0."""
     rows = np.flatnonzero(self._time[ids] == 0)
     ids = ids[rows]
-    self._unrolls.policy_update[ids] = num_updates
+    self._unrolls.policy_version[ids] = policy_version
     _put(self._unrolls.agent_state, ids, _take(self._state, ids))
     if self._is_stacked:
       stacks = env_outputs.observation.frame

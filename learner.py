@@ -6,45 +6,21 @@ unroll -> V-trace -> three losses -> RMSProp.
 """
 
 from collections.abc import Callable
-import dataclasses
+import re
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 
-import actor
 from cluster import collectives
+import config as config_lib
 import environments
 import networks
 import popart
+import unrolls
 import vtrace
 
 tf1 = tf.compat.v1
-
-REWARD_CLIPPINGS = ('abs_one', 'soft_asymmetric', 'none')
-
-
-@dataclasses.dataclass(frozen=True)
-class Hyperparameters:
-  """What the update depends on (paper, tables D.1, D.3 and G.1).
-
-  `total_environment_frames` counts environment frames: agent steps times
-  action repeats. `max_gradient_norm` 0 turns clipping off.
-  """
-
-  batch_size: int
-  unroll_length: int
-  discounting: float
-  baseline_cost: float
-  entropy_cost: float
-  reward_clipping: str
-  learning_rate: float
-  decay: float
-  momentum: float
-  epsilon: float
-  max_gradient_norm: float
-  total_environment_frames: int
 
 
 class UpdateResult(NamedTuple):
@@ -82,7 +58,7 @@ def clip_rewards(rewards: tf.Tensor, reward_clipping: str) -> tf.Tensor:
     return tf.where(rewards < 0, 0.3 * squeezed, squeezed) * 5.0
   if reward_clipping == 'none':
     return rewards
-  names = ', '.join(REWARD_CLIPPINGS)
+  names = ', '.join(config_lib.REWARD_CLIPPINGS)
   raise ValueError(f'reward_clipping {reward_clipping!r} is not one of {names}')
 
 
@@ -134,7 +110,7 @@ def compute_policy_gradient_loss(
 
 
 def compute_learning_rate(
-  num_environment_frames: tf.Tensor, hyperparameters: Hyperparameters
+  num_environment_frames: tf.Tensor, hyperparameters: config_lib.UpdateConfig
 ) -> tf.Tensor:
   """Decays the learning rate linearly to 0 (table G.1), and keeps it there.
 
@@ -150,25 +126,42 @@ def compute_learning_rate(
   return tf.cast(hyperparameters.learning_rate * left / total, tf.float32)
 
 
-def compute_loss(
+class Targets(NamedTuple):
+  """What an update learns from one batch; see `compute_targets`.
+
+  Attributes:
+    vs: float32 [T, B], V-trace targets for the baseline.
+    pg_advantages: float32 [T, B], advantages for the policy gradient.
+    values: float32 [T, B], baseline V(x_t).
+    target_policy_logits: float32 [T, B, A], pi.
+    actions: int32 [T, B], drawn from mu.
+    log_rhos: float32 [T, B], log(pi(a|x) / mu(a|x)).
+  """
+
+  vs: tf.Tensor
+  pg_advantages: tf.Tensor
+  values: tf.Tensor
+  target_policy_logits: tf.Tensor
+  actions: tf.Tensor
+  log_rhos: tf.Tensor
+
+
+def compute_targets(
   agent: networks.Agent,
-  batch: actor.ActorOutput,
-  hyperparameters: Hyperparameters,
+  batch: unrolls.ActorOutput,
+  hyperparameters: config_lib.UpdateConfig,
   statistics: popart.Statistics | None = None,
-  group: collectives.Group = collectives.ALONE,
-) -> tuple[tf.Tensor, dict[str, tf.Tensor], popart.Statistics | None]:
-  """Computes the loss of one batch of unrolls.
+) -> Targets:
+  """Evaluates a batch of unrolls under the target policy, with V-trace.
 
   Args:
     agent: the target policy.
-    batch: time-major, `[T + 1, B, ...]`.
-    hyperparameters: weights of the losses, discounting, reward clipping.
-    statistics: of the levels, with PopArt.
-    group: the learners that update together: their targets count alike.
+    batch: time-major, `[T + 1, B, ...]`, with frames as the agent sees them.
+    hyperparameters: discounting and reward clipping.
+    statistics: of the levels, with PopArt: the agent's baseline is normalised.
 
   Returns:
-    The loss, a float32 scalar; scalars to report by name; and the statistics
-    after this batch, under which the loss is taken.
+    The targets. Gradients flow into `values` and `target_policy_logits`.
   """
   logits, baseline, _ = agent.unroll(
     batch.agent_outputs.action, batch.env_outputs, batch.agent_state
@@ -179,41 +172,62 @@ def compute_loss(
   # the actor's first belongs to the unroll before. After this, index t pairs
   # pi, mu, the action and the reward it led to, all of x[t].
   bootstrap_value = baseline[-1]
-  target_logits, values = logits[:-1], baseline[:-1]
+  target_policy_logits, values = logits[:-1], baseline[:-1]
   behaviour = tf.nest.map_structure(lambda t: t[1:], batch.agent_outputs)
   rewards = clip_rewards(
     batch.env_outputs.reward[1:], hyperparameters.reward_clipping
   )
   not_done = tf.cast(~batch.env_outputs.done[1:], tf.float32)
-
   corrected = vtrace.from_logits(
     behaviour_policy_logits=behaviour.policy_logits,
-    target_policy_logits=target_logits,
+    target_policy_logits=target_policy_logits,
     actions=behaviour.action,
     discounts=not_done * hyperparameters.discounting,
     rewards=rewards,
     values=values,
     bootstrap_value=bootstrap_value,
   )
-  advantages, errors = corrected.pg_advantages, corrected.vs - values
-  if statistics is not None:
-    targets, level_index = group.gather([corrected.vs, batch.level_index])
-    statistics = popart.update_statistics(statistics, targets, level_index)
-    # Of normalised targets and values: the mean cancels out.
-    scale = tf.gather(statistics.scale, batch.level_index)
-    advantages, errors = advantages / scale, errors / scale
-  policy_gradient_loss = compute_policy_gradient_loss(
-    target_logits, behaviour.action, advantages
+  return Targets(
+    vs=corrected.vs,
+    pg_advantages=corrected.pg_advantages,
+    values=values,
+    target_policy_logits=target_policy_logits,
+    actions=behaviour.action,
+    log_rhos=corrected.log_rhos,
   )
-  baseline_loss = compute_baseline_loss(errors)
-  entropy_loss = compute_entropy_loss(target_logits)
+
+
+def compute_loss(
+  targets: Targets,
+  hyperparameters: config_lib.UpdateConfig,
+  scale: tf.Tensor | float = 1.0,
+) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+  """Computes the loss of one batch (paper, section 4.2).
+
+  Args:
+    targets: of the batch.
+    hyperparameters: the costs of the losses.
+    scale: float32 [B], with PopArt the scale of each column's level, by which
+      advantages and errors are divided.
+
+  Returns:
+    The loss, a float32 scalar, and scalars to report, by name.
+  """
+  policy_gradient_loss = compute_policy_gradient_loss(
+    targets.target_policy_logits,
+    targets.actions,
+    targets.pg_advantages / scale,
+  )
+  # Of normalised targets and values: the mean cancels out.
+  baseline_loss = compute_baseline_loss((targets.vs - targets.values) / scale)
+  entropy_loss = compute_entropy_loss(targets.target_policy_logits)
   total = (
     policy_gradient_loss
     + hyperparameters.baseline_cost * baseline_loss
     + hyperparameters.entropy_cost * entropy_loss
   )
   steps = hyperparameters.batch_size * hyperparameters.unroll_length
-  rhos = tf.exp(tf.minimum(corrected.log_rhos, 0.0))
+  rhos = tf.exp(tf.minimum(targets.log_rhos, 0.0))
   scalars = {
     'losses/total': total,
     'losses/policy_gradient': policy_gradient_loss,
@@ -221,32 +235,19 @@ def compute_loss(
     'losses/entropy': entropy_loss,
     'entropy': -entropy_loss / steps,
     'mean_clipped_rho': tf.reduce_mean(rhos),
-    'max_abs_log_rho': tf.reduce_max(tf.abs(corrected.log_rhos)),
+    'max_abs_log_rho': tf.reduce_max(tf.abs(targets.log_rhos)),
   }
-  return total, scalars, statistics
+  return total, scalars
 
 
-def stage(
-  queue: tf.queue.FIFOQueue, specs: actor.ActorOutput, batch_size: int
-) -> tuple[actor.ActorOutput, tf.Operation, tf.Operation]:
-  """Takes batches from the queue, the next one while this one trains.
+def find_non_finite(error: tf.errors.OpError) -> str | None:
+  """Returns 'loss' or 'gradient' if an update failed since that is not finite.
 
-  Returns:
-    A batch, [T + 1, B, ...]; the op that makes the first one ready, and the one
-    that makes the next one ready, to be run with what uses this one.
+  Args:
+    error: what `Learner.run` raised.
   """
-  with tf.name_scope('stage'):
-    flat = queue.dequeue_many(batch_size)
-    batch = actor.time_major(tf.nest.pack_sequence_as(specs, flat))
-    tensors = tf.nest.flatten(batch)
-    area = data_flow_ops.StagingArea(
-      [t.dtype for t in tensors], [t.shape for t in tensors], capacity=1
-    )
-    put_first = area.put(tensors)
-    batch = tf.nest.pack_sequence_as(specs, area.get())
-    # Where the area is full, it would keep a thread that others may need.
-    with tf.control_dependencies([batch.level_index]):
-      return batch, put_first, area.put(tensors)
+  match = re.search(r'the (loss|gradient) : Tensor had ', error.message)
+  return match and match[1]
 
 
 class Learner:
@@ -264,16 +265,16 @@ class Learner:
     self,
     agent: networks.Agent,
     queue: tf.queue.FIFOQueue,
-    specs: actor.ActorOutput,
+    specs: unrolls.ActorOutput,
     frames_per_step: int,
-    hyperparameters: Hyperparameters,
+    hyperparameters: config_lib.UpdateConfig,
     group: collectives.Group = collectives.ALONE,
   ):
     """Builds the ops.
 
     Args:
       agent: to be trained.
-      queue: holds unrolls, flattened `actor.ActorOutput`s.
+      queue: holds unrolls, flattened `unrolls.ActorOutput`s.
       specs: the shape and dtype of one unroll.
       frames_per_step: environment frames of one agent step.
       hyperparameters: of the update.
@@ -284,21 +285,26 @@ class Learner:
     self._hyperparameters = hyperparameters
     self.num_environment_frames = _make_counter('num_environment_frames')
     self.num_updates = _make_counter('num_updates')
-    batch, self._stage, self._stage_next = stage(
+    batch, self._stage, self._stage_next = unrolls.stage(
       queue, specs, hyperparameters.batch_size
     )
     episodes = [batch.level_index, *batch.env_outputs.info]
     level_index, *info = group.gather(episodes)
-    batch = actor.stack_frames(batch)
-    self._popart = statistics = None
+    self._popart = before = statistics = None
     if agent.popart_levels is not None:
       self._popart = popart.PopArt(agent.baseline_head)
-      statistics = self._popart.statistics
-    loss, scalars, statistics = compute_loss(
-      agent, batch, hyperparameters, statistics, group
-    )
+      before = self._popart.statistics
+    batch = unrolls.restore_frames(batch)
+    targets = compute_targets(agent, batch, hyperparameters, before)
+    scale = 1.0
+    if self._popart:
+      # The targets of all learners count alike.
+      shared = group.gather([targets.vs, batch.level_index])
+      statistics = popart.update_statistics(before, *shared)
+      scale = tf.gather(statistics.scale, batch.level_index)
+    loss, scalars = compute_loss(targets, hyperparameters, scale)
     # Unrolls from before a restart may know updates that are lost by now.
-    lag = tf.maximum(self.num_updates.read_value() - batch.policy_update, 0)
+    lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
     self.begin = group.copy_first(self.variables)
@@ -374,8 +380,9 @@ class Learner:
       should_stop: asked before each update.
 
     Raises:
-      tf.errors.InvalidArgumentError: the loss or the gradient is not finite;
-        weights and counters are as before the update.
+      tf.errors.InvalidArgumentError: among others, the loss or the gradient is
+        not finite (see `find_non_finite`); weights and counters are as before
+        the update.
       tf.errors.OpError: the queue was closed.
     """
     total = self._hyperparameters.total_environment_frames

@@ -14,8 +14,10 @@ import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
+import config as config_lib
 import environments
 from envs import instructions
+import levels
 import torsos
 
 # Sonnet checks once per process, at the first module, that TensorFlow 2 is in
@@ -33,20 +35,35 @@ class AgentOutput(NamedTuple):
   Attributes:
     action: int32 [...], drawn from the policy.
     policy_logits: float32 [..., A].
-    baseline: float32 [...], the estimated value V(x); with PopArt [..., N],
-      for each of the N levels, normalised.
   """
 
   action: tf.Tensor
   policy_logits: tf.Tensor
-  baseline: tf.Tensor
 
 
-def scale_frames(frames: tf.Tensor) -> tf.Tensor:
-  """Maps uint8 to float32 in [0, 1]; what is float32 stays as it is."""
-  if frames.dtype == tf.uint8:
-    return tf.cast(frames, tf.float32) / 255.0
-  return frames
+def make_agent(
+  config: config_lib.Config,
+  spec: environments.EnvironmentSpec,
+  name: str = 'agent',
+) -> 'Agent':
+  """Makes the agent that a completed config asks for.
+
+  Args:
+    config: of the run.
+    spec: of the environments.
+    name: see `Agent`.
+
+  Raises:
+    ValueError: the torso does not fit the observations.
+  """
+  popart_levels = None
+  if config.agent.popart:
+    # The levels as named, not as played: a test may play a few at a time, or
+    # all where a training with few environments did not.
+    popart_levels = len(levels.parse(config.envs.level_name, training=False))
+  return Agent(
+    spec, config.agent.agent, config.agent.use_lstm, popart_levels, name
+  )
 
 
 class InstructionReader(snt.Module):
@@ -231,15 +248,16 @@ class Agent(snt.Module):
 
     Args:
       last_actions: int32 [T, B], the action that led to each observation.
-      env_outputs: `[T, B, ...]`; where `done`, an episode begins.
+      env_outputs: `[T, B, ...]`, frames as float32 (see
+        `unrolls.scale_frames`); where `done`, an episode begins.
       state: before step 0.
 
     Returns:
-      policy_logits, float32 [T, B, A]; baseline, float32 [T, B], with PopArt
-      [T, B, N]; and the state after the last step.
+      policy_logits, float32 [T, B, A]; baseline V(x), float32 [T, B], with
+      PopArt [T, B, N], for each of the N levels, normalised; and the state
+      after the last step.
     """
     (frame, instruction), done = env_outputs.observation, env_outputs.done
-    frame = scale_frames(frame)
     if len(self._spec.frame_shape) == 2:  # Grey.
       frame = frame[..., tf.newaxis]
     features = [
@@ -277,7 +295,6 @@ class Agent(snt.Module):
     inputs = tf.nest.map_structure(
       lambda t: tf.expand_dims(t, 0), (last_actions, env_outputs)
     )
-    policy_logits, baseline, state = self.unroll(*inputs, state)
-    policy_logits, baseline = policy_logits[0], baseline[0]
-    action = tf.random.categorical(policy_logits, 1, dtype=tf.int32)[:, 0]
-    return AgentOutput(action, policy_logits, baseline), state
+    policy_logits, _, state = self.unroll(*inputs, state)
+    action = tf.random.categorical(policy_logits[0], 1, dtype=tf.int32)[:, 0]
+    return AgentOutput(action, policy_logits[0]), state

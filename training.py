@@ -1,390 +1,412 @@
-"""A learner and its actors, wired: in one process, or across several."""
+"""The wirings side by side: who acts and who learns in this process.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+  LocalTraining    an actor and the learner, two threads of one process
+  ClusterLearner   a learner whose actors are in other processes
+  RemoteActor      an actor whose learner is in another process
+
+Each is a context: entering it makes environments, graph and session, leaving it
+closes them. All have `start`, `close_queue`, `linger` and `explain`.
+`runtime.loop` runs the first two, `RemoteActor.run` the third.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
-import functools
-import math
-import os
-import sys
-import threading
-import time
-from typing import Any, NamedTuple
-import zlib
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import actor as actor_lib
 from cluster import collectives
+from cluster import learner_client
+from cluster import learners
 from cluster import membership
-from cluster import registry
+from cluster import registry as registry_lib
+import config as config_lib
 import environments
+from envs import make
 import learner as learner_lib
 import networks
 from runtime import console
 from runtime import threads as threads_lib
+import torsos
+import unrolls
 
 tf1 = tf.compat.v1
 
-_NOTICE_SECS = 10.0
-_REMEDY = 'Start all learners again: they go on from the checkpoint.'
-
-# What an exchange ends with if a learner has died, or has been started anew.
-_LOST = (
-  tf.errors.AbortedError,
-  tf.errors.FailedPreconditionError,
-  tf.errors.UnavailableError,
-)
+# From one look at the learner to the next.
+_POLL_SECS = 2.0
+# What a thread is given to end; one that waits for a lost learner never does.
+_END_SECS = 5.0
 
 
-class Training(NamedTuple):
-  """A learner and its actors, ready to go; see `build_local`.
+class LocalTraining:
+  """An actor and the learner, two threads of this process; opens no port.
 
   Attributes:
-    session: holds the learner's weights, initialised, and the queue.
-    learner: what `run` runs.
-    run: trains; takes `on_update` and `should_stop` of `learner.Learner.run`.
-    start_actors: starts them among the threads, or lets those elsewhere begin.
-    queue_size: returns how many unrolls wait.
-    describe_actors: says how many of those elsewhere play; '' locally.
-    close_queue: wakes whoever waits at the queue, and says whether the run is
-      over.
-    linger: lets actors elsewhere leave, if the run is over.
-    raise_failure: raises what ended the threads, if anything did.
-  """
-
-  session: tf1.Session
-  learner: learner_lib.Learner
-  run: Callable[..., None]
-  start_actors: Callable[[threads_lib.Threads], None]
-  queue_size: Callable[[], int]
-  describe_actors: Callable[[], str]
-  close_queue: Callable[[], None]
-  linger: Callable[[], None]
-  raise_failure: Callable[[Exception | None], None]
-
-
-def build_local(
-  envs: environments.Environments,
-  level_names: Sequence[str],
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
-  seed: int,
-) -> Training:
-  """Wires one actor and the learner, in one process, in the current graph.
-
-  Args:
-    envs: what the actor plays.
+    config: completed for the environments.
     level_names: of the run, by level index.
-    make_agent: makes a new agent from the name of its scope.
-    hyperparameters: of the update.
-    queue_capacity: in unrolls.
-    seed: of weights and actions.
+    spec: of the environments.
+    about: what is worth knowing of environments and actors, by name.
+    session: holds the weights, initialised, and the queue.
+    learner: the update.
   """
-  tf1.set_random_seed(seed)
-  unroll_length = hyperparameters.unroll_length
-  learner, queue, specs = build_learner(
-    envs.spec, make_agent, hyperparameters, queue_capacity
-  )
-  policy = actor_lib.Policy(make_agent('actor'), envs.spec)
-  actor = actor_lib.Actor(
-    envs,
-    np.array([level_names.index(name) for name in envs.level_names], np.int32),
-    policy,
-    specs,
-    unroll_length,
-  )
-  copy = actor_lib.copy_weights(
-    policy.agent, learner.agent, learner.num_updates
-  )
-  enqueue = actor_lib.make_enqueue(queue, specs)
-  queue_size = queue.size()
-  close_queue = queue.close(cancel_pending_enqueues=True)
-  session = tf1.Session()
-  session.run(tf1.global_variables_initializer())
-  play = functools.partial(
-    actor.run,
-    session,
-    session.make_callable(copy),
-    session.make_callable(*enqueue),
-  )
-  return Training(
-    session,
-    learner,
-    functools.partial(learner.run, session),
-    lambda threads: threads.start(lambda: play(threads.should_stop)),
-    session.make_callable(queue_size),
-    lambda: '',
-    session.make_callable(close_queue),
-    linger=lambda: None,
-    raise_failure=_raise_failure,
-  )
 
+  def __init__(self, config: config_lib.Config, level_names: Sequence[str]):
+    """Takes what to train; builds nothing yet."""
+    self.config = config
+    self.level_names = level_names
 
-def build_distributed(
-  cluster: membership.Cluster,
-  server: tf.distribute.Server,
-  spec: environments.EnvironmentSpec,
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
-  seed: int,
-  settings: Mapping[str, Any],
-  timeout_secs: float,
-) -> Training:
-  """Wires a learner whose actors are in other processes.
+  def __enter__(self):
+    with contextlib.ExitStack() as stack:
+      envs = make.from_config(
+        self.config,
+        self.level_names,
+        training=True,
+        num_envs=self.config.num_envs,
+      )
+      stack.enter_context(contextlib.closing(envs))
+      self.spec = envs.spec
+      self.about = {
+        'environments': envs.num_envs,
+        'seeds': describe_seeds(envs),
+        **envs.settings(),
+      }
+      self.config = complete(self.config, self.spec, self.level_names)
+      stack.enter_context(tf.Graph().as_default())
+      self._build(envs)
+      stack.enter_context(self.session)
+      self._stack = stack.pop_all()
+    return self
 
-  Args:
-    cluster: says which learner this is.
-    server: holds its variables and its queue.
-    spec: of the actors' environments.
-    make_agent: see `build_local`.
-    hyperparameters: of the update.
-    queue_capacity: in unrolls.
-    seed: of weights.
-    settings: what actors have to agree with; see `registry.Board`.
-    timeout_secs: how long it waits for other learners in an update.
-  """
-  tf1.set_random_seed(seed)
-  num_learners = len(cluster.learner_hosts)
-  shared = {**settings, **dataclasses.asdict(hyperparameters)}
-  group = collectives.Group(
-    num_learners, cluster.task, cluster.learner_device, timeout_secs
-  )
-  with membership.on_learner(cluster):
-    learner, queue, _ = build_learner(
-      spec, make_agent, hyperparameters, queue_capacity, group
+  def __exit__(self, *error):
+    return self._stack.__exit__(*error)
+
+  def _build(self, envs):
+    tf1.set_random_seed(self.config.run.seed)
+    self.learner, queue, specs = build_learner(self.config, self.spec)
+    agent = networks.make_agent(self.config, self.spec, 'actor')
+    self._actor = build_actor(self.config, envs, self.level_names, agent, specs)
+    copy = actor_lib.copy_weights(
+      agent, self.learner.agent, self.learner.num_updates
     )
-    codes = exchange_codes(group, shared)
+    enqueue = unrolls.make_enqueue(queue, specs)
     queue_size = queue.size()
     close_queue = queue.close(cancel_pending_enqueues=True)
-    with tf1.device(cluster.learner_device):
-      board = registry.Board(cluster.num_actors)
-  session = tf1.Session(server.target, config=membership.config(cluster))
-  session.run(tf1.global_variables_initializer())
+    self.session = tf1.Session()
+    self.session.run(tf1.global_variables_initializer())
+    self._refresh = self.session.make_callable(copy)
+    self._enqueue = self.session.make_callable(*enqueue)
+    self.queue_size = self.session.make_callable(queue_size)
+    self.close_queue = self.session.make_callable(close_queue)
 
-  def run(on_update, should_stop):
-    if num_learners > 1:
-      with limit_first_exchange(cluster, timeout_secs):
-        check_codes(session.run(codes))
-      session.run(learner.begin)
-    with limit_updates(cluster, timeout_secs, close) as note:
-      learner.run(
-        session, lambda result: (note(), on_update(result)), should_stop
+  def start(
+    self,
+    threads: threads_lib.Threads,
+    on_update: Callable[[learner_lib.UpdateResult], None],
+  ) -> None:
+    """Starts to act and to learn, in `threads`."""
+    threads.start(
+      lambda: self._actor.run(
+        self.session, self._refresh, self._enqueue, threads.should_stop
+      )
+    )
+    threads.start(
+      lambda: self.learner.run(self.session, on_update, threads.should_stop)
+    )
+
+  def describe_actors(self) -> str:
+    """Says how many of the actors elsewhere play: there are none."""
+    return ''
+
+  def linger(self) -> None:
+    """Lets actors elsewhere leave: there are none."""
+
+  def explain(self, failure: Exception) -> Exception:
+    """Returns what to raise where a thread has ended with `failure`."""
+    return failure
+
+
+class ClusterLearner:
+  """A learner whose actors are in other processes, maybe one of several.
+
+  Attributes: see `LocalTraining`.
+  """
+
+  def __init__(self, config: config_lib.Config, level_names: Sequence[str]):
+    """Takes what to train; builds nothing yet."""
+    self.config = config
+    self.level_names = level_names
+    self._cluster = membership.from_config(config.cluster)
+    self._timeout_secs = config.cluster.connect_timeout_secs
+
+  def __enter__(self):
+    with contextlib.ExitStack() as stack:
+      server = membership.start_server(self._cluster)
+      self.spec, about_envs = make.find_spec(self.config, self.level_names)
+      self.about = {
+        'actors': membership.describe_actors(self._cluster),
+        **about_envs,
+      }
+      self.config = complete(self.config, self.spec, self.level_names)
+      membership.wait_for_learners(self._cluster, self._timeout_secs)
+      stack.enter_context(tf.Graph().as_default())
+      self._build(server)
+      stack.enter_context(self.session)
+      self._stack = stack.pop_all()
+    return self
+
+  def __exit__(self, *error):
+    return self._stack.__exit__(*error)
+
+  def _build(self, server):
+    tf1.set_random_seed(self.config.run.seed)
+    cluster = self._cluster
+    self._agreed = agreed_settings(self.config, self.spec, self.level_names)
+    group = collectives.Group(
+      len(cluster.learner_hosts),
+      cluster.task,
+      cluster.learner_device,
+      self._timeout_secs,
+    )
+    with membership.on_learner(cluster):
+      self.learner, queue, _ = build_learner(self.config, self.spec, group)
+      self._fingerprints = learners.make_fingerprints(
+        group, self._agreed | dataclasses.asdict(self.config.update)
+      )
+      queue_size = queue.size()
+      close_queue = queue.close(cancel_pending_enqueues=True)
+      with tf1.device(cluster.learner_device):
+        self._registry = registry_lib.ActorRegistry(cluster.num_actors)
+    self.session = tf1.Session(
+      server.target, config=membership.session_config(cluster)
+    )
+    self.session.run(tf1.global_variables_initializer())
+    self.queue_size = self.session.make_callable(queue_size)
+    self._close_queue = self.session.make_callable(close_queue)
+
+  def start(
+    self,
+    threads: threads_lib.Threads,
+    on_update: Callable[[learner_lib.UpdateResult], None],
+  ) -> None:
+    """Lets actors join, and starts to learn, in `threads`."""
+    self._registry.open(self.session, self._agreed)
+    threads.start(lambda: self._learn(on_update, threads.should_stop))
+
+  def _learn(self, on_update, should_stop):
+    cluster, timeout_secs = self._cluster, self._timeout_secs
+    if len(cluster.learner_hosts) > 1:
+      with learners.limit_first_collective(cluster, timeout_secs):
+        learners.check_fingerprints(self.session.run(self._fingerprints))
+      self.session.run(self.learner.broadcast_weights)
+    with learners.limit_updates(
+      cluster, timeout_secs, self.close_queue
+    ) as note_update:
+      self.learner.run(
+        self.session,
+        lambda result: (note_update(), on_update(result)),
+        should_stop,
       )
 
-  def is_over():
-    frames = session.run(learner.num_environment_frames)
-    return frames >= hyperparameters.total_environment_frames
+  def describe_actors(self) -> str:
+    """Says how many of this learner's actors play."""
+    cluster = self._cluster
+    own = range(cluster.task, cluster.num_actors, len(cluster.learner_hosts))
+    num_playing = self.session.run(self._registry.num_playing)
+    return f'{num_playing} of {len(own)} actors play'
 
-  def describe_actors():
-    own = range(cluster.task, cluster.num_actors, num_learners)
-    return f'{session.run(board.num_playing)} of {len(own)} actors play'
+  def _is_over(self):
+    frames = self.session.run(self.learner.num_environment_frames)
+    return frames >= self.config.update.total_environment_frames
 
-  def close():
-    if is_over():
-      board.end(session)
-    session.run(close_queue)
+  def close_queue(self) -> None:
+    """Wakes whoever waits at the queue, and says whether the run is over."""
+    if self._is_over():
+      self._registry.end(self.session)
+    self._close_queue()
 
-  return Training(
-    session,
-    learner,
-    run,
-    lambda threads: board.open(session, settings),
-    session.make_callable(queue_size),
-    describe_actors,
-    close,
-    linger=lambda: is_over() and board.linger(session),
-    raise_failure=functools.partial(
-      raise_failure, cluster=cluster, timeout_secs=timeout_secs
-    ),
-  )
+  def linger(self) -> None:
+    """Lets actors leave, if the run is over."""
+    if self._is_over():
+      self._registry.linger(self.session)
+
+  def explain(self, failure: Exception) -> Exception:
+    """Returns what to raise where a thread has ended with `failure`."""
+    return learners.explain_failure(failure, self._cluster, self._timeout_secs)
+
+
+class RemoteActor:
+  """An actor whose learner is in another process, and may go and come back."""
+
+  def __init__(self, config: config_lib.Config, level_names: Sequence[str]):
+    """Takes what to play; builds nothing yet."""
+    self.config = config
+    self.level_names = level_names
+    self._cluster = membership.from_config(config.cluster)
+
+  def __enter__(self):
+    learner_client.hide_gpus()
+    learner_client.keep_memory()
+    with contextlib.ExitStack() as stack:
+      envs = make.from_config(
+        self.config,
+        self.level_names,
+        training=True,
+        num_envs=self.config.envs.envs_per_actor,
+        actor=self._cluster.task,
+      )
+      stack.enter_context(contextlib.closing(envs))
+      console.say(f'Environments with the seeds {describe_seeds(envs)}.')
+      self.config = complete(self.config, envs.spec, self.level_names)
+      stack.enter_context(tf.Graph().as_default())
+      self._build(envs)
+      stack.enter_context(self.session)
+      self._stack = stack.pop_all()
+    return self
+
+  def __exit__(self, *error):
+    return self._stack.__exit__(*error)
+
+  def _build(self, envs):
+    # Each actor draws actions of its own.
+    seed = np.random.SeedSequence([self.config.run.seed, self._cluster.task])
+    tf1.set_random_seed(int(seed.generate_state(1)[0] >> 1))
+    agent = networks.make_agent(self.config, envs.spec)
+    self._specs = unrolls.unroll_specs(
+      agent, envs.spec, self.config.update.unroll_length
+    )
+    self._actor = build_actor(
+      self.config, envs, self.level_names, agent, self._specs
+    )
+    self._weights = agent.variables
+    self._agreed = agreed_settings(self.config, envs.spec, self.level_names)
+    feeds = [tf1.placeholder(w.dtype, w.shape) for w in self._weights]
+    pairs = zip(self._weights, feeds, strict=True)
+    load = tf.group(*(weight.assign(feed) for weight, feed in pairs))
+    self.session = tf1.Session()
+    self._load = self.session.make_callable(load, feeds)
+    self.session.graph.finalize()
+
+  def run(self) -> None:
+    """Plays until the run is over, or a signal ends it.
+
+    Raises:
+      membership.LearnerLost: the learner was away for too long.
+      errors.SettingError: see `learner_client.LearnerClient.poll`.
+      py_process.EnvironmentFailed: an environment failed.
+    """
+    threads = threads_lib.Threads(self.close_queue)
+    self._client = learner_client.LearnerClient(
+      self._cluster,
+      self._specs,
+      self.config.update.queue_capacity,
+      self._weights,
+      self._agreed,
+      self.config.cluster.connect_timeout_secs,
+      threads.should_stop,
+    )
+    with threads_lib.stop_on_signals(threads.stop):
+      self.start(threads)
+      try:
+        while not self._client.poll() and not threads.wait(_POLL_SECS):
+          pass
+      finally:
+        threads.join(_END_SECS)
+    if threads.failure:
+      raise self.explain(threads.failure)
+    console.say(f'Actor {self._cluster.task} has ended.')
+
+  def start(self, threads: threads_lib.Threads) -> None:
+    """Starts to act, in `threads`."""
+    threads.start(
+      lambda: self._actor.run(
+        self.session, self._refresh, self._client.enqueue, threads.should_stop
+      )
+    )
+
+  def _refresh(self):
+    policy_version, weights = self._client.read_weights()
+    self._load(*weights)
+    return policy_version
+
+  def close_queue(self) -> None:
+    """Signs off, and ends an enqueue that waits."""
+    self._client.leave()
+
+  def explain(self, failure: Exception) -> Exception:
+    """Returns what to raise where a thread has ended with `failure`."""
+    return failure
+
+
+def complete(
+  config: config_lib.Config,
+  spec: environments.EnvironmentSpec,
+  level_names: Sequence[str],
+) -> config_lib.Config:
+  """Decides what the config leaves open and depends on the environments."""
+  return config.completed(len(level_names), torsos.default_torso(spec))
 
 
 def build_learner(
+  config: config_lib.Config,
   spec: environments.EnvironmentSpec,
-  make_agent: Callable[[str], networks.Agent],
-  hyperparameters: learner_lib.Hyperparameters,
-  queue_capacity: int,
   group: collectives.Group = collectives.ALONE,
-) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, actor_lib.ActorOutput]:
-  """Builds the learner with its queue; see `build_local`.
+) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, unrolls.ActorOutput]:
+  """Builds the learner with its queue, in the current graph.
 
   Returns:
-    The learner, the queue, and `actor.unroll_specs`.
+    The learner, the queue, and `unrolls.unroll_specs`.
   """
-  agent = make_agent('agent')
-  specs = actor_lib.unroll_specs(agent, spec, hyperparameters.unroll_length)
-  queue = actor_lib.make_queue(specs, queue_capacity)
+  agent = networks.make_agent(config, spec)
+  specs = unrolls.unroll_specs(agent, spec, config.update.unroll_length)
+  queue = unrolls.make_queue(specs, config.update.queue_capacity)
   learner = learner_lib.Learner(
-    agent, queue, specs, spec.frames_per_step, hyperparameters, group
+    agent, queue, specs, spec.frames_per_step, config.update, group
   )
   return learner, queue, specs
 
 
-def _raise_failure(failure):
-  if failure:
-    raise failure
-
-
-def exchange_codes(
-  group: collectives.Group, settings: Mapping[str, Any]
-) -> dict[str, tf.Tensor]:
-  """Makes the exchange by which learners compare their settings.
-
-  Args:
-    group: the learners.
-    settings: what they have to have in common.
-
-  Returns:
-    By name, int32 [n]: a number for the setting's value at each learner.
-  """
-  numbers = [
-    tf.constant([zlib.crc32(repr(value).encode()) >> 1], tf.int32)
-    for value in settings.values()
-  ]
-  with group.apart():
-    return dict(zip(settings, group.gather(numbers), strict=True))
-
-
-def check_codes(codes: Mapping[str, np.ndarray]) -> None:
-  """Checks what `exchange_codes` has brought.
-
-  Raises:
-    ValueError: learners differ in a setting.
-  """
-  names = [name for name, numbers in codes.items() if len(set(numbers)) > 1]
-  if names:
-    raise ValueError(
-      f'the learners differ in {", ".join(names)}: start all of them with the '
-      'same flags.'
-    )
-
-
-@contextlib.contextmanager
-def limit_first_exchange(
-  cluster: membership.Cluster, timeout_secs: float
-) -> Iterator[None]:
-  """Ends the process if the learners' first exchange takes longer.
-
-  Before it, TensorFlow asks the first learner for a number. That call has no
-  limit, nothing ends it, and while it runs no session can be closed.
-  """
-  is_done = threading.Event()
-
-  def watch():
-    if is_done.wait(_NOTICE_SECS):
-      return
-    console.say(f'Waiting for {", ".join(_other_hosts(cluster))}.')
-    # The exchange itself ends earlier, and then in good order.
-    if not is_done.wait(timeout_secs):
-      _end_at_once(cluster, timeout_secs)
-
-  threading.Thread(target=watch, daemon=True).start()
-  try:
-    yield
-  finally:
-    is_done.set()
-
-
-@contextlib.contextmanager
-def limit_updates(
-  cluster: membership.Cluster,
-  timeout_secs: float,
-  close_queue: Callable[[], None],
-) -> Iterator[Callable[[], None]]:
-  """Ends the updates of one of several learners if there are no more.
-
-  Where it is cut off from its actors too, it waits for them and is in no
-  exchange, and the others may have ended long ago.
-
-  Args:
-    cluster: says which learner this is.
-    timeout_secs: from one update to the next; before the first, actors may be
-      late.
-    close_queue: ends a wait for actors.
-
-  Yields:
-    What has to be called after each update.
-
-  Raises:
-    tf.errors.DeadlineExceededError: there was none for so long.
-  """
-  is_done, is_late = threading.Event(), threading.Event()
-  deadline = math.inf
-
-  def note():
-    nonlocal deadline
-    # Later than an exchange ends.
-    deadline = time.monotonic() + timeout_secs + _NOTICE_SECS
-
-  def watch():
-    while time.monotonic() < deadline:
-      if is_done.wait(1.0):
-        return
-    is_late.set()
-    close_queue()
-    if not is_done.wait(_NOTICE_SECS):
-      _end_at_once(cluster, timeout_secs)
-
-  if len(cluster.learner_hosts) > 1:
-    threading.Thread(target=watch, daemon=True).start()
-  try:
-    yield note
-  except tf.errors.OpError as error:
-    if not is_late.is_set():
-      raise
-    raise tf.errors.DeadlineExceededError(None, None, 'no update') from error
-  finally:
-    is_done.set()
-
-
-def _end_at_once(cluster, timeout_secs):
-  problem = _describe_silence(cluster, timeout_secs)
-  console.say(f'Error: {problem}. {_REMEDY}', sys.stderr)
-  os._exit(1)
-
-
-def raise_failure(
-  failure: Exception | None, cluster: membership.Cluster, timeout_secs: float
-) -> None:
-  """Raises what ended the threads of one of several learners, if anything did.
-
-  Args:
-    failure: what the learner's thread ended with.
-    cluster: says which learner this is.
-    timeout_secs: how long it has waited in an exchange.
-
-  Raises:
-    membership.LearnerLost: the failure is that of an exchange.
-  """
-  if isinstance(failure, tf.errors.DeadlineExceededError):
-    problem = _describe_silence(cluster, timeout_secs)
-  elif isinstance(failure, _LOST):
-    problem = 'another learner has ended'
-  else:
-    return _raise_failure(failure)
-  raise membership.LearnerLost(f'{problem}. {_REMEDY}') from failure
-
-
-def _describe_silence(cluster, timeout_secs):
-  """Says which learners did not come to an exchange, and why, if it is seen."""
-  others = _other_hosts(cluster)
-  problems = [
-    f'{host} cannot be reached, {problem}'
-    for host in others
-    if (problem := membership.can_connect(host))
-  ]
-  reason = '; '.join(problems) or (
-    'one has stopped, or gets no unrolls from its actors'
-  )
-  return (
-    f'waited {timeout_secs:g} s (--connect_timeout_secs) to update together '
-    f'with {", ".join(others)}: {reason}'
+def build_actor(
+  config: config_lib.Config,
+  envs: environments.Environments,
+  level_names: Sequence[str],
+  agent: networks.Agent,
+  specs: unrolls.ActorOutput,
+) -> actor_lib.Actor:
+  """Builds an actor with its policy, in the current graph."""
+  level_indices = [level_names.index(name) for name in envs.level_names]
+  return actor_lib.Actor(
+    envs,
+    np.array(level_indices, np.int32),
+    actor_lib.Policy(agent, envs.spec),
+    specs,
+    config.update.unroll_length,
   )
 
 
-def _other_hosts(cluster):
-  return [h for h in cluster.learner_hosts if h != cluster.learner_host]
+def agreed_settings(
+  config: config_lib.Config,
+  spec: environments.EnvironmentSpec,
+  level_names: Sequence[str],
+) -> Mapping[str, Any]:
+  """Returns what a learner and its actors have to agree on, by name."""
+  values = config.values()
+  return {
+    'levels': list(level_names),
+    'frames': f'{spec.frame_dtype} {list(spec.frame_shape)}',
+    'frames_per_step': spec.frames_per_step,
+    'stack': spec.stack,
+    'num_actions': spec.num_actions,
+    'action_meanings': spec.action_meanings,
+    'has_instruction': spec.has_instruction,
+    'num_learners': len(config.cluster.learner_hosts),
+    **{name: values[name] for name in config_lib.names(agreed=True)},
+  }
+
+
+def describe_seeds(envs: environments.Environments) -> str:
+  """Returns the first few seeds."""
+  more = ', ...' if envs.num_envs > 4 else ''
+  return ', '.join(map(str, envs.seeds[:4])) + more

@@ -5,63 +5,72 @@ import contextlib
 import os
 from typing import Any
 
-from absl import flags
 import tensorflow as tf
 
 import actor
+import config as config_lib
 import environments
 from envs import lab
+from envs import make
 from evaluation import films
 from evaluation import scores as scores_lib
 import levels
 import networks
 from runtime import checkpoint
-import settings
+from runtime import run_folder
+import torsos
 
 tf1 = tf.compat.v1
 
-FLAGS = flags.FLAGS
 
+def test(config: config_lib.Config) -> None:
+  """Plays a trained agent; prints its scores and writes them.
 
-def test() -> None:
-  """Plays a trained agent and prints and writes its scores."""
-  settings.use_settings_of_run()
-  checkpoint.make_folder(FLAGS.logdir, 'logdir')
-  if FLAGS.video:
-    checkpoint.make_folder(FLAGS.video, 'video')
-  level_names = levels.parse(FLAGS.level_name, training=False)
-  lab.check_levels(level_names, FLAGS.dataset_path)
-  with contextlib.closing(
-    settings.make_envs(level_names[:1], False, 1)
-  ) as envs:
-    spec = envs.spec
+  Args:
+    config: level and agent as those of the run in its `logdir`.
+
+  Raises:
+    errors.UserError: there is no checkpoint, or it cannot be played.
+  """
+  logdir = config.run.logdir
+  run_folder.make_folder(logdir, 'logdir')
+  if config.run.video:
+    run_folder.make_folder(config.run.video, 'video')
+  level_names = levels.parse(config.envs.level_name, training=False)
+  lab.check_levels(level_names, config.envs.dataset_path)
+  spec, _ = make.find_spec(config, level_names[:1])
+  config = config.completed(len(level_names), torsos.default_torso(spec))
   with tf.Graph().as_default():
-    tf1.set_random_seed(FLAGS.seed)
-    policy = actor.Policy(settings.make_agent('agent', spec), spec)
+    tf1.set_random_seed(config.run.seed)
+    policy = actor.Policy(networks.make_agent(config, spec), spec)
     frames = tf1.get_variable(
       'num_environment_frames', [], tf.int64, use_resource=True
     )
     variables = [frames, *policy.agent.variables]
     with tf1.Session() as session:
-      path = checkpoint.Checkpoints(FLAGS.logdir, variables).restore(session)
+      path = checkpoint.Checkpoints(logdir, variables).restore(session)
       if path is None:
-        raise checkpoint.CheckpointError(f'no checkpoint in {FLAGS.logdir}')
+        raise checkpoint.CheckpointError(f'no checkpoint in {logdir}')
       print(f'Playing {path}', flush=True)
-      about = settings.own_settings() | {
+      about = config.values() | {
+        'num_learners': len(config.cluster.learner_hosts) or 1,
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }
       progress = scores_lib.Progress(
-        os.path.join(FLAGS.logdir, 'test_progress.json'), about
+        os.path.join(logdir, 'test_progress.json'), about
       )
-      scores = play(level_names, policy.bind(session), policy.agent, progress)
-  report_scores(level_names, scores, about)
+      scores = play(
+        config, level_names, policy.bind(session), policy.agent, progress
+      )
+  report_scores(logdir, level_names, scores, about)
   progress.finish()
-  if FLAGS.video:
-    film(scores)
+  if config.run.video:
+    film(config, scores)
 
 
 def play(
+  config: config_lib.Config,
   level_names: Sequence[str],
   act: Callable,
   agent: networks.Agent,
@@ -70,19 +79,18 @@ def play(
   """Plays all levels, as many at one time as cores allow.
 
   Args:
+    config: how to play.
     level_names: what to play.
     act: see `actor.Policy.bind`.
-    agent: see `scores_lib.evaluate`.
+    agent: see `scores.evaluate`.
     progress: what was played before, if an evaluation of the same was stopped;
       it is added to.
   """
   if progress.scores:
     print(f'{len(progress.scores)} levels were played before.')
-  num_episodes = FLAGS.test_num_episodes
+  num_episodes = config.run.test_num_episodes
   left = [name for name in level_names if name not in progress.scores]
-  most = min(
-    FLAGS.num_actors * FLAGS.envs_per_actor, 4 * environments.count_cores()
-  )
+  most = min(config.num_envs, 4 * environments.count_cores())
   total = num_episodes * len(level_names)
   for group, num_envs in scores_lib.share_out(left, num_episodes, most):
     played = num_episodes * len(progress.scores)
@@ -92,12 +100,14 @@ def play(
       if done * 10 // of > (done - 1) * 10 // of:
         print(f'  {played + done} / {total} episodes, {name}', flush=True)
 
-    with contextlib.closing(settings.make_envs(group, False, num_envs)) as envs:
+    envs = make.from_config(config, group, training=False, num_envs=num_envs)
+    with contextlib.closing(envs):
       progress.add(scores_lib.evaluate(act, agent, envs, num_episodes, show))
   return {name: progress.scores[name] for name in level_names}
 
 
 def report_scores(
+  logdir: str,
   level_names: Sequence[str],
   scores: Mapping[str, scores_lib.LevelScore],
   about: Mapping[str, Any],
@@ -110,16 +120,18 @@ def report_scores(
   )
   for name, value in suite_scores.items():
     print(f'{name} {value:.1f} %')
-  result = os.path.join(FLAGS.logdir, 'test.json')
+  result = os.path.join(logdir, 'test.json')
   scores_lib.write(result, scores, about, suite_scores)
   print(f'Written to {result}')
 
 
-def film(scores: Mapping[str, scores_lib.LevelScore]) -> None:
+def film(
+  config: config_lib.Config, scores: Mapping[str, scores_lib.LevelScore]
+) -> None:
   """Films an episode of each level into the folder `--video`."""
   for name, score in scores.items():
     file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
-    path = os.path.join(FLAGS.video, file_name)
+    path = os.path.join(config.run.video, file_name)
     seed, actions, episode_return = score.recording
     films.film(
       name,
@@ -127,7 +139,6 @@ def film(scores: Mapping[str, scores_lib.LevelScore]) -> None:
       actions,
       path,
       episode_return,
-      settings.atari_settings(),
-      settings.lab_settings(),
+      **make.family_settings(config, [name]),
     )
     print(f'Filmed an episode with return {episode_return:g}: {path}')

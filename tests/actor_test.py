@@ -8,12 +8,13 @@ import pytest
 import tensorflow as tf
 
 import actor
+import config
 import environments
-import learner
 import networks
 from runtime import threads
 from tests import contract
 import training
+import unrolls as unrolls_lib
 
 tf1 = tf.compat.v1
 
@@ -104,13 +105,13 @@ class Run:
       tf1.set_random_seed(1)
       self.agent = make_agent()
       self.T = T
-      specs = actor.unroll_specs(self.agent, envs.spec, T)
-      queue = actor.make_queue(specs, capacity)
+      specs = unrolls_lib.unroll_specs(self.agent, envs.spec, T)
+      queue = unrolls_lib.make_queue(specs, capacity)
       # The learner's side: from an unroll, what the agent says of it.
       self._unroll = tf.nest.map_structure(
         lambda s: tf1.placeholder(s.dtype, [1, *s.shape]), specs
       )
-      batch = actor.stack_frames(actor.time_major(self._unroll))
+      batch = unrolls_lib.restore_frames(unrolls_lib.time_major(self._unroll))
       self._outputs = self.agent.unroll(
         *tf.nest.map_structure(
           lambda t: t[:T], (batch.agent_outputs.action, batch.env_outputs)
@@ -124,7 +125,7 @@ class Run:
       refresh = actor.copy_weights(
         self.policy.agent, self.agent, self.num_updates
       )
-      enqueue = actor.make_enqueue(queue, specs)
+      enqueue = unrolls_lib.make_enqueue(queue, specs)
       self._actor = actor.Actor(
         envs,
         np.arange(envs.num_envs, dtype=np.int32),  # Tells whose unroll it is.
@@ -132,9 +133,12 @@ class Run:
         specs,
         T,
       )
-      bias = next(w for w in self.agent.variables if 'baseline/b' in w.name)
+      bias = next(
+        w for w in self.agent.variables if 'policy_logits/b' in w.name
+      )
+      # The same policy: what is added to all logits does not matter.
       self.learn = tf.group(
-        self.num_updates.assign_add(1), bias.assign_add([1000.0])
+        self.num_updates.assign_add(1), bias.assign_add(tf.fill([4], 1000.0))
       )
       self._size = queue.size()
       self._dequeue = tf.nest.pack_sequence_as(specs, queue.dequeue())
@@ -243,32 +247,32 @@ class TestUnrolls:
       state = tf.nest.map_structure(lambda x: x[0], zeros)
       for unroll in own:
         _assert_equal(unroll.agent_state, state, 1e-5)
-        logits, baseline, state = run.recompute(unroll, state)
+        logits, _, state = run.recompute(unroll, state)
         state = tf.nest.map_structure(lambda x: x[0], state)
         behaviour = unroll.agent_outputs
         _assert_equal(behaviour.policy_logits[1:], logits[:, 0], 1e-5)
-        _assert_equal(behaviour.baseline[1:], baseline[:, 0], 1e-5)
 
-  def test_policy_update_says_which_weights_acted_first(self):
+  def test_policy_version_says_which_weights_acted_first(self):
     envs = ScriptedEnvironments([7, 20, 33])
     run = Run(envs, _agent_maker(envs))
-    envs.on_recv = lambda _: run.session.run(run.learn)  # Each adds 1000 to V.
+    # Each adds 1000 to all logits.
+    envs.on_recv = lambda _: run.session.run(run.learn)
     for own in run.play_unrolls(20).values():
-      updates = [int(unroll.policy_update) for unroll in own]
-      used = [round(u.agent_outputs.baseline[1] / 1000) for u in own]
-      assert updates == used
-      assert updates == sorted(updates) and updates[-1] > updates[0] > 0
+      versions = [int(unroll.policy_version) for unroll in own]
+      logits = [unroll.agent_outputs.policy_logits[1] for unroll in own]
+      assert versions == [round(row.mean() / 1000) for row in logits]
+      assert versions == sorted(versions) and versions[-1] > versions[0] > 0
 
   def test_weights_are_copied_about_once_per_unroll(self):
     envs = ScriptedEnvironments([10, 10])
     run = Run(envs, _agent_maker(envs))
     envs.on_recv = lambda _: run.session.run(run.learn)
     own = run.play_unrolls(20)[0]
-    V = np.concatenate([u.agent_outputs.baseline[1:] for u in own])
-    seen = np.unique(np.round(V / 1000))
+    logits = np.concatenate([u.agent_outputs.policy_logits[1:] for u in own])
+    seen = np.unique(np.round(logits.mean(axis=-1) / 1000))
     # Some steps are without environment 0: it takes more than T batches to T
     # steps, but not twice as many again.
-    assert len(V) / _T <= len(seen) <= 4 * len(V) / _T
+    assert len(logits) / _T <= len(seen) <= 4 * len(logits) / _T
 
 
 def test_copies_all_weights():
@@ -291,7 +295,7 @@ class TestStackFrames:
     for i, own in run.play_unrolls(30).items():
       for k, unroll in enumerate(own):
         batch = tf.nest.map_structure(lambda x: tf.constant(x[None]), unroll)
-        batch = actor.stack_frames(actor.time_major(batch))
+        batch = unrolls_lib.restore_frames(unrolls_lib.time_major(batch))
         stacks = batch.env_outputs.observation.frame
         assert stacks.shape == [_T + 1, 1, 4, 4, 4]
         for t in range(_T + 1):
@@ -308,7 +312,7 @@ class TestStackFrames:
       batch = tf.nest.map_structure(
         lambda *x: tf.constant(np.stack(x)), *unrolls
       )
-      batch = actor.stack_frames(actor.time_major(batch))
+      batch = unrolls_lib.restore_frames(unrolls_lib.time_major(batch))
       return batch.env_outputs.observation.frame
 
     together = stack(unrolls)
@@ -319,7 +323,7 @@ class TestStackFrames:
 
   def test_leaves_single_frames_alone(self, played):
     batch = played[2][0][0]
-    assert actor.stack_frames(batch) is batch
+    _assert_equal(unrolls_lib.restore_frames(batch), batch)
 
 
 class TestCountedSteps:
@@ -367,48 +371,37 @@ class TestClosedQueue:
 
 
 def _max_abs_log_rho(
-  levels, torso, use_lstm, num_updates, T, popart_levels=None, **kwargs
+  levels, torso, use_lstm, num_updates, T, popart=False, num_envs=1
 ):
   """Trains with a learning rate of 0; returns the largest |log-rho|."""
-  hyperparameters = learner.Hyperparameters(
+  settings = config.make(
+    level_name=','.join(levels),
+    agent=torso,
+    use_lstm=use_lstm,
+    popart=popart,
+    num_actors=1,
+    envs_per_actor=num_envs,
     batch_size=4,
+    queue_capacity=4,
     unroll_length=T,
-    discounting=0.99,
-    baseline_cost=0.5,
-    entropy_cost=0.01,
-    reward_clipping='abs_one',
     learning_rate=0.0,
-    decay=0.99,
-    momentum=0.0,
     epsilon=0.01,
-    max_gradient_norm=40.0,
     total_environment_frames=10**9,
   )
   results = []
-  with (
-    contextlib.closing(contract.make(*levels, **kwargs)) as envs,
-    tf.Graph().as_default(),
-  ):
-    run = training.build_local(
-      envs,
-      levels,
-      lambda name: networks.Agent(
-        envs.spec, torso, use_lstm, popart_levels, name=name
-      ),
-      hyperparameters,
-      queue_capacity=4,
-      seed=1,
-    )
 
-    actors = threads.Threads(run.close_queue)
-    run.start_actors(actors)
-    run.learner.run(
-      run.session, results.append, lambda: len(results) == num_updates
-    )
-    run.close_queue()
-    assert actors.wait(60.0)
-    actors.join()
-  assert isinstance(actors.failure, tf.errors.CancelledError)
+  def on_update(result):
+    results.append(result)
+    if len(results) == num_updates:
+      running.stop()
+
+  with training.LocalTraining(settings, levels) as run:
+    running = threads.Threads(run.close_queue)
+    run.start(running, on_update)
+    while not running.wait(60.0):
+      assert results
+    running.join()
+  assert running.failure is None
   # Without an end of an episode, half of what can go wrong could not.
   ends = sum(result.info.episode_done[1:].sum() for result in results)
   assert ends or torso != 'vector'
@@ -419,12 +412,12 @@ class TestActorAndLearnerAgree:
   """With frozen weights pi = mu; anything misaligned shows."""
 
   @pytest.mark.parametrize(
-    ('use_lstm', 'popart_levels'), [(False, None), (True, None), (False, 5)]
+    ('use_lstm', 'popart'), [(False, False), (True, False), (False, True)]
   )
-  def test_on_episodes_of_odd_lengths(self, use_lstm, popart_levels):
+  def test_on_episodes_of_odd_lengths(self, use_lstm, popart):
     levels = [_COUNT.format(length) for length in (1, 3, 7, 20, 33)]
     largest = _max_abs_log_rho(
-      levels, 'vector', use_lstm, 8, 20, popart_levels, num_envs=5
+      levels, 'vector', use_lstm, 8, 20, popart, num_envs=5
     )
     assert largest < 1e-5
 

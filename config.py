@@ -1,0 +1,409 @@
+"""Every flag, and the frozen dataclasses made from their values.
+
+A flag is one field below. The field gives the flag's name, type, default and
+help, its bounds, and what its value is tied to:
+
+  agreed       learners and actors of one run must have the same value
+  may_change   a resumed run may have another value
+  of_run       a test takes the value from the run that it plays
+
+Besides, the learners of one run must have the same `UpdateConfig`.
+
+A config is made from flags, `from_flags`, or in Python, `make(level_name=...)`.
+Nothing changes one: `Config.replace` and `Config.completed` return new ones.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import functools
+import math
+import os
+import typing
+from typing import Any
+
+from absl import flags
+
+from runtime import errors
+
+FLAGS = flags.FLAGS
+
+JOB_NAMES = ('local', 'learner', 'actor')
+REWARD_CLIPPINGS = ('abs_one', 'soft_asymmetric', 'none')
+TORSOS = ('shallow', 'deep', 'vector')
+
+
+def _flag(
+  default: Any,
+  help_text: str,
+  *,
+  low: float | None = None,
+  high: float | None = None,
+  choices: tuple[str, ...] | None = None,
+  agreed: bool = False,
+  may_change: bool = False,
+  of_run: bool = False,
+) -> Any:
+  """Describes a flag as a dataclass field; see the module's docstring."""
+  return dataclasses.field(default=default, metadata=dict(locals()))
+
+
+_TYPES = {
+  bool: ((bool,), 'True or False'),
+  float: ((float, int), 'a finite number'),
+  int: ((int,), 'an integer'),
+  str: ((str,), 'a string'),
+  tuple: ((tuple,), 'a tuple of strings'),
+}
+
+
+def _find_type(field: dataclasses.Field) -> type:
+  """Returns a key of `_TYPES`: the type of a flag's values but None."""
+  if field.default is None:
+    return typing.get_args(field.type)[0]
+  return type(field.default)
+
+
+def _check(section: Any) -> None:
+  """Checks each field of a section against its description.
+
+  Raises:
+    errors.SettingError: it names the first flag that does not fit, and what
+      would be right.
+  """
+  for field in dataclasses.fields(section):
+    value, problem = getattr(section, field.name), None
+    if value is None and field.default is None:
+      continue
+    types, expected = _TYPES[_find_type(field)]
+    low, high = field.metadata['low'], field.metadata['high']
+    choices = field.metadata['choices']
+    if type(value) not in types or value != value:
+      problem = f'must be {expected}'
+    elif choices and value not in choices:
+      problem = f'must be one of {", ".join(choices)}'
+    elif low is not None and value < low:
+      problem = f'must be at least {low}'
+    elif high is not None and value > high:
+      problem = f'must be at most {high}'
+    elif value == math.inf:
+      problem = 'must be a finite number'
+    if problem:
+      raise errors.SettingError(f'--{field.name}={value} {problem}.')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunConfig:
+  """What to do, where to keep it, what to say of it."""
+
+  mode: str = _flag(
+    'train', 'Train, or play.', choices=('train', 'test'), may_change=True
+  )
+  logdir: str | None = _flag(
+    None, 'The run folder. If not given, runs/<level_name>.', may_change=True
+  )
+  seed: int = _flag(
+    1, 'Seed of environments, weights and actions.', low=0, agreed=True
+  )
+  save_checkpoint_secs: int = _flag(
+    300, 'Seconds between saves.', low=0, may_change=True
+  )
+  log_every_secs: float = _flag(
+    10.0, 'Seconds between progress lines.', low=0, may_change=True
+  )
+  allow_changed_settings: bool = _flag(
+    False, 'Go on with a run whose settings were different.', may_change=True
+  )
+  test_num_episodes: int = _flag(
+    10,
+    'Full episodes to play per level, with --mode=test.',
+    low=1,
+    may_change=True,
+  )
+  video: str | None = _flag(
+    None,
+    'With --mode=test: a folder to film an episode into (mp4).',
+    may_change=True,
+  )
+
+  __post_init__ = _check
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentConfig:
+  """What is played, and how."""
+
+  level_name: str = _flag(
+    'pong',
+    'What to play: a suite (dmlab30, atari57), an Atari game (pong), a level '
+    'of DMLab-30 (rooms_watermaze) or any other of DeepMind Lab (lab:<path>), '
+    'a Gymnasium environment (gym:CartPole-v1, gym:module:Id-v0), or several '
+    'of one kind, separated by commas.',
+    of_run=True,
+  )
+  envs_per_actor: int = _flag(16, 'Environments of each actor.', low=1)
+  full_action_set: bool = _flag(
+    False,
+    "Atari: all 18 actions, not the game's own. Several games always take all.",
+    agreed=True,
+    of_run=True,
+  )
+  repeat_action_probability: float = _flag(
+    0.0,
+    'Atari: probability of a sticky action.',
+    low=0,
+    high=1,
+    agreed=True,
+    of_run=True,
+  )
+  width: int = _flag(96, 'DeepMind Lab: width of a frame, pixels.', of_run=True)
+  height: int = _flag(
+    72, 'DeepMind Lab: height of a frame, pixels.', of_run=True
+  )
+  renderer: str = _flag(
+    'software',
+    'DeepMind Lab: what draws; hardware needs a GPU and OpenGL.',
+    choices=('software', 'hardware'),
+    may_change=True,
+  )
+  dataset_path: str | None = _flag(
+    None,
+    'DeepMind Lab: the folder of the pictures that two levels show, or "dummy" '
+    'for plain colours instead.',
+  )
+  level_cache_dir: str | None = _flag(
+    None,
+    'DeepMind Lab: a folder for compiled maps, which many processes may share.',
+    may_change=True,
+  )
+
+  __post_init__ = _check
+
+
+@dataclasses.dataclass(frozen=True)
+class AgentConfig:
+  """The network."""
+
+  agent: str | None = _flag(
+    None,
+    'The network. If not given, shallow for images, deep where they have fewer '
+    'than 20 pixels a side, vector for what is no image.',
+    choices=TORSOS,
+    agreed=True,
+    of_run=True,
+  )
+  use_lstm: bool = _flag(
+    False, 'Whether the agent has a memory.', agreed=True, of_run=True
+  )
+  popart: bool = _flag(
+    False,
+    'PopArt: values normalised for each level. Goes with '
+    '--reward_clipping=none.',
+    agreed=True,
+    of_run=True,
+  )
+
+  __post_init__ = _check
+
+
+@dataclasses.dataclass(frozen=True)
+class UpdateConfig:
+  """What the update depends on (paper, tables D.1, D.3 and G.1)."""
+
+  total_environment_frames: int = _flag(
+    30_000_000,
+    'Environment frames (agent steps times action repeats) to train for.',
+    low=1,
+    may_change=True,
+  )
+  batch_size: int = _flag(8, 'Unrolls in a batch.', low=1)
+  unroll_length: int = _flag(
+    20, 'Agent steps in an unroll.', low=1, agreed=True
+  )
+  queue_capacity: int | None = _flag(
+    None,
+    'Unrolls that may wait for the learner: bounds the policy lag. If not '
+    'given, one batch.',
+    low=1,
+    agreed=True,
+    may_change=True,
+  )
+  entropy_cost: float = _flag(0.01, 'Entropy cost.', low=0)
+  baseline_cost: float = _flag(0.5, 'Baseline cost.', low=0)
+  discounting: float = _flag(0.99, 'Discounting factor, gamma.', low=0, high=1)
+  reward_clipping: str = _flag(
+    'abs_one',
+    'Reward clipping for learning; logged returns are never clipped.',
+    choices=REWARD_CLIPPINGS,
+  )
+  learning_rate: float = _flag(0.0004, 'Learning rate; decays to 0.', low=0)
+  decay: float = _flag(0.99, 'RMSProp decay.', low=0, high=1)
+  momentum: float = _flag(0.0, 'RMSProp momentum.', low=0, high=1)
+  epsilon: float = _flag(0.00001, 'RMSProp epsilon, inside the root.', low=0)
+  max_gradient_norm: float = _flag(
+    40.0, 'Clips the global norm of the gradient; 0: off.', low=0
+  )
+
+  __post_init__ = _check
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterConfig:
+  """Which process of a run this is; see docs/many_machines.md."""
+
+  job_name: str = _flag(
+    'local',
+    'What this process does: all (local), learn, or act. See '
+    'docs/many_machines.md.',
+    choices=JOB_NAMES,
+    may_change=True,
+  )
+  task: int = _flag(
+    0, 'Its number among the learners or actors.', low=0, may_change=True
+  )
+  learner_hosts: tuple[str, ...] = _flag(
+    (), 'host:port of each learner, the same everywhere.', may_change=True
+  )
+  num_actors: int = _flag(
+    2,
+    'Actors, of all machines; locally they act as one batch.',
+    low=1,
+    agreed=True,
+  )
+  connect_timeout_secs: int = _flag(
+    300,
+    'Seconds that an actor does without its learner, or a learner waits for '
+    'the others in an update, before it ends.',
+    low=1,
+    may_change=True,
+  )
+
+  __post_init__ = _check
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """All settings of one process, by what they are about."""
+
+  run: RunConfig = RunConfig()
+  envs: EnvironmentConfig = EnvironmentConfig()
+  agent: AgentConfig = AgentConfig()
+  update: UpdateConfig = UpdateConfig()
+  cluster: ClusterConfig = ClusterConfig()
+
+  def values(self) -> dict[str, Any]:
+    """Returns all settings by their flags' names."""
+    return {
+      field.name: getattr(getattr(self, section), field.name)
+      for section, field in _fields().values()
+    }
+
+  def replace(self, **values: Any) -> 'Config':
+    """Returns a config with other values, by their flags' names.
+
+    Raises:
+      errors.SettingError: a name is unknown, or a value does not fit.
+    """
+    changes = {}
+    for name, value in values.items():
+      if name not in _fields():
+        near = difflib.get_close_matches(name, _fields(), 1)
+        hint = f': did you mean {near[0]!r}?' if near else '.'
+        raise errors.SettingError(f'There is no setting {name!r}{hint}')
+      changes.setdefault(_fields()[name][0], {})[name] = value
+    return dataclasses.replace(
+      self,
+      **{
+        section: dataclasses.replace(getattr(self, section), **changed)
+        for section, changed in changes.items()
+      },
+    )
+
+  def completed(self, num_levels: int, default_torso: str) -> 'Config':
+    """Decides what is left open and depends on the environments.
+
+    Args:
+      num_levels: of the run.
+      default_torso: the network for its observations.
+    """
+    return self.replace(
+      # A test plays the games one by one.
+      full_action_set=self.envs.full_action_set or num_levels > 1,
+      agent=self.agent.agent or default_torso,
+      queue_capacity=self.update.queue_capacity or self.update.batch_size,
+    )
+
+  @property
+  def num_envs(self) -> int:
+    """Environments of all actors."""
+    return self.cluster.num_actors * self.envs.envs_per_actor
+
+
+def make(**values: Any) -> Config:
+  """Returns a config of values by their flags' names; the rest by default.
+
+  Raises:
+    errors.SettingError: see `Config.replace`.
+  """
+  config = Config().replace(**values)
+  if config.run.logdir is not None:
+    return config
+  # A list of levels can be longer than a file name.
+  name = config.envs.level_name.replace('/', '_')[:100]
+  return config.replace(logdir=os.path.join('runs', name))
+
+
+def names(**metadata: Any) -> list[str]:
+  """Returns the flags that say so, e.g. `names(may_change=True)`."""
+  return [
+    name
+    for name, (_, field) in _fields().items()
+    if metadata.items() <= field.metadata.items()
+  ]
+
+
+@functools.cache
+def _fields() -> dict[str, tuple[str, dataclasses.Field]]:
+  """Returns the section and the field of each flag, by its name."""
+  return {
+    field.name: (section.name, field)
+    for section in dataclasses.fields(Config)
+    for field in dataclasses.fields(section.type)
+  }
+
+
+def define_flags() -> None:
+  """Defines a flag for each field; only a program calls it, once."""
+  define = {
+    bool: flags.DEFINE_boolean,
+    float: flags.DEFINE_float,
+    int: flags.DEFINE_integer,
+    str: flags.DEFINE_string,
+    tuple: flags.DEFINE_list,
+  }
+  for name, (_, field) in _fields().items():
+    help_text, choices = field.metadata['help_text'], field.metadata['choices']
+    if choices:
+      flags.DEFINE_enum(name, field.default, choices, help_text)
+    else:
+      define[_find_type(field)](name, field.default, help_text)
+
+
+def from_flags(defaults: Mapping[str, Any] | None = None) -> Config:
+  """Returns the config that the command line asks for.
+
+  Args:
+    defaults: values for flags that it leaves open, by name.
+
+  Raises:
+    errors.SettingError: a value does not fit.
+  """
+  given = {name: FLAGS[name].value for name in _fields() if is_given(name)}
+  if 'learner_hosts' in given:
+    given['learner_hosts'] = tuple(given['learner_hosts'])
+  return make(**dict(defaults or {}) | given)
+
+
+def is_given(name: str) -> bool:
+  """Returns whether the command line or a flag file names a flag."""
+  return bool(FLAGS[name].present)
