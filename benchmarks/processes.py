@@ -19,18 +19,16 @@ import experiment  # noqa: F401 (its flags)
 # isort: split
 from benchmarks import report
 from benchmarks import training_process
-import settings
+import config as config_lib
 
 FLAGS = flags.FLAGS
 
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
 flags.DEFINE_integer('min_updates', 3, 'Updates of each measurement at least.')
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of each training before all.')
-FLAGS.set_default('num_actors', 4)
-FLAGS.set_default('envs_per_actor', 32)
-# The paper's.
-FLAGS.set_default('batch_size', 32)
 
+# The batch is the paper's.
+_DEFAULTS = {'num_actors': 4, 'envs_per_actor': 32, 'batch_size': 32}
 _WHO = ('one process', 'several processes')
 
 
@@ -57,11 +55,11 @@ def main(argv):
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   # As Ctrl-C: the trainings must not outlive this.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  own = FLAGS.get_key_flags_for_module(settings)
-  own = [flag.serialize() for flag in own if flag.value is not None]
+  config = config_lib.from_flags(_DEFAULTS)
+  own = training_process.to_flags(config)
   with contextlib.ExitStack() as stack:
     trainings = []
-    for num_actors in (0, FLAGS.num_actors):
+    for num_actors in (0, config.cluster.num_actors):
       trainings.append(training_process.TrainingProcess(own, num_actors))
       stack.callback(trainings[-1].close)
       trainings[-1].wait_for_actors()
@@ -78,7 +76,7 @@ def main(argv):
 
     rounds = report.repeat(measure_round)
     more = {
-      'settings': settings.own_settings(),
+      'settings': config.values(),
       'memory_bytes': {
         who: training.measure_memory()
         for training, who in zip(trainings, _WHO, strict=True)

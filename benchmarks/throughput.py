@@ -27,12 +27,15 @@ import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 # isort: split
 import tensorflow as tf
 
-import actor
 from benchmarks import report
 from benchmarks import training_process
+import config as config_lib
 import environments
+from envs import make
 import learner
-import settings
+import networks
+import torsos
+import unrolls
 import vtrace
 
 tf1 = tf.compat.v1
@@ -48,12 +51,14 @@ flags.DEFINE_integer(
   'min_updates', 3, 'Updates that a measurement of the learner takes at least.'
 )
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of training before all.')
-FLAGS.set_default('agent', 'shallow')
-FLAGS.set_default('use_lstm', True)
-# The paper's batch, and games enough to fill two of them.
-FLAGS.set_default('batch_size', 32)
-FLAGS.set_default('num_actors', 4)
 
+_DEFAULTS = {
+  'agent': 'shallow',
+  'use_lstm': True,
+  # The paper's batch, and games enough to fill two of them.
+  'batch_size': 32,
+  'num_actors': 4,
+}
 _MATRIX_SIZE = 2048
 # Pong's. The cost of V-trace hardly depends on it.
 _NUM_ACTIONS = 6
@@ -92,7 +97,7 @@ class GamesAlone:
 class _ConstantQueue:
   """A queue that always has the same batch, without being one."""
 
-  def __init__(self, specs: actor.ActorOutput, batch_size: int):
+  def __init__(self, specs: unrolls.ActorOutput, batch_size: int):
     # Variables: what is computed from constants would be computed only once.
     self._batch = [
       tf1.get_local_variable(
@@ -115,20 +120,21 @@ class LearnerAlone:
 
   def __init__(
     self,
+    config: config_lib.Config,
     spec: environments.EnvironmentSpec,
-    hyperparameters: learner.Hyperparameters,
   ):
     """Builds the graph.
 
     Args:
+      config: of the run. The learning rate is set to 0, which changes no
+        cost, but keeps the weights sound.
       spec: of the environments.
-      hyperparameters: of the update. The learning rate is set to 0, which
-        changes no cost, but keeps the weights sound.
     """
+    hyperparameters = config.update
     self._graph = tf.Graph()
     with self._graph.as_default():
-      agent = settings.make_agent('agent', spec)
-      specs = actor.unroll_specs(agent, spec, hyperparameters.unroll_length)
+      agent = networks.make_agent(config, spec)
+      specs = unrolls.unroll_specs(agent, spec, hyperparameters.unroll_length)
       self._learner = learner.Learner(
         agent,
         _ConstantQueue(specs, hyperparameters.batch_size),
@@ -220,20 +226,22 @@ def time_call(call: Callable, secs: float) -> float:
   return (now - start) / calls
 
 
-def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
+def count_forward_flops(
+  config: config_lib.Config, spec: environments.EnvironmentSpec
+) -> int:
   """Counts the floating-point operations of the network for one agent step.
 
   Those of convolutions and matrix products, the LSTM's among them: two for each
   multiplication that is added up. Taken from the shapes in the graph.
   """
   with tf.Graph().as_default() as graph:
-    agent = settings.make_agent('agent', spec)
+    agent = networks.make_agent(config, spec)
     env_outputs = environments.StepOutput(
       reward=tf.zeros([1, 1]),
       info=(),
       done=tf.zeros([1, 1], tf.bool),
       observation=environments.Observation(
-        tf.zeros([1, 1, *spec.observation_shape], tf.uint8), ()
+        tf.zeros([1, 1, *spec.observation_shape]), ()
       ),
     )
     state = tf.nest.map_structure(tf.constant, agent.initial_state(1))
@@ -248,21 +256,23 @@ def count_forward_flops(spec: environments.EnvironmentSpec) -> int:
 
 
 def measure_rounds(
-  envs: environments.Environments, process: training_process.TrainingProcess
+  config: config_lib.Config,
+  envs: environments.Environments,
+  process: training_process.TrainingProcess,
 ) -> list[dict[str, float]]:
   """Measures everything by turns.
 
   Args:
+    config: of the run.
     envs: gives the settings of the games.
     process: the training, warm.
 
   Returns:
     For each round, the figures by name.
   """
-  hyperparameters = settings.make_hyperparameters()
   games = GamesAlone(envs)
-  learner_alone = LearnerAlone(envs.spec, hyperparameters)
-  kernels = Kernels(hyperparameters.unroll_length, hyperparameters.batch_size)
+  learner_alone = LearnerAlone(config, envs.spec)
+  kernels = Kernels(config.update.unroll_length, config.update.batch_size)
   secs, min_updates = FLAGS.window_secs, FLAGS.min_updates
 
   def measure_round():
@@ -309,26 +319,26 @@ def main(argv):
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   # As Ctrl-C: the training must not outlive this.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
-  own = FLAGS.get_key_flags_for_module(settings)
-  process = training_process.TrainingProcess(
-    [f.serialize() for f in own if f.value is not None]
-  )
-  envs = settings.make_envs(
-    [FLAGS.level_name],
+  config = config_lib.from_flags(_DEFAULTS)
+  process = training_process.TrainingProcess(training_process.to_flags(config))
+  envs = make.from_config(
+    config,
+    [config.envs.level_name],
     training=True,
-    num_envs=FLAGS.num_actors * FLAGS.envs_per_actor,
+    num_envs=config.num_envs,
   )
+  config = config.completed(1, torsos.default_torso(envs.spec))
   with contextlib.closing(process), contextlib.closing(envs):
     process.run(FLAGS.warmup_secs, FLAGS.min_updates)
-    rounds = measure_rounds(envs, process)
-  flops = count_forward_flops(envs.spec)
+    rounds = measure_rounds(config, envs, process)
+  flops = count_forward_flops(config, envs.spec)
   for figures in rounds:
     add_ratios(figures, flops / envs.spec.frames_per_step)
   report.finish(
     rounds,
     {
       'TF_ENABLE_ONEDNN_OPTS': os.environ.get('TF_ENABLE_ONEDNN_OPTS'),
-      'settings': settings.own_settings(),
+      'settings': config.values(),
       'forward_mflop_per_agent_step': flops / 1e6,
       'peak_memory_bytes': process.peak_memory,
     },

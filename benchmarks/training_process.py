@@ -27,6 +27,7 @@ from typing import NamedTuple
 from absl import app
 import psutil
 
+import config as config_lib
 import local_cluster
 
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
@@ -224,6 +225,15 @@ def _trees(processes: Sequence[psutil.Popen]) -> list[psutil.Process]:
     for process in processes
     if process.poll() is None
     for one in (process, *process.children(recursive=True))
+  ]
+
+
+def to_flags(config: config_lib.Config) -> list[str]:
+  """Returns the command line that gives a config."""
+  return [
+    f'--{name}={value}'
+    for name, value in config.values().items()
+    if value is not None and value != ()
   ]
 
 
