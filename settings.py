@@ -11,7 +11,6 @@ import sys
 from typing import Any
 
 from absl import flags
-import numpy as np
 
 from cluster import membership
 import environments
@@ -349,10 +348,7 @@ def fill_in_flags(
   if len(level_names) > 1:
     FLAGS.full_action_set = True  # A test plays the games one by one.
   if FLAGS.agent is None:
-    if spec.frame_dtype != np.uint8:
-      FLAGS.agent = 'vector'
-    else:
-      FLAGS.agent = 'shallow' if torsos.fits_shallow(spec) else 'deep'
+    FLAGS.agent = torsos.default_torso(spec)
   if FLAGS.queue_capacity is None:
     FLAGS.queue_capacity = FLAGS.batch_size
 
