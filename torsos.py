@@ -8,29 +8,32 @@ import sonnet as snt
 import tensorflow as tf
 
 import environments
+from runtime import errors
 
 TORSOS = ('shallow', 'deep', 'vector')
 
 _NUM_FEATURES = 256
-_LEAST_SIDE = 20  # Less is nothing after two convolutions without padding.
+# Two convolutions without padding leave nothing of a smaller image.
+_MIN_SIDE = 20
 _VECTOR_HIDDEN_SIZE = 64
 
 
-def contrast_kernels(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
-  """Draws first kernels: the sum of each is 0, so that even grey means nothing.
+def zero_mean_kernels(shape: Sequence[int], dtype: tf.DType) -> tf.Tensor:
+  """Initialises kernels of the first convolution: each sums to 0.
 
-  No pixel is negative and most are alike. Kernels with a sum answer to that,
-  and what comes after them too: of the shallow network on Pong, 10 of 16 and
-  12 of 32 channels and 120 of 256 units were never active, and nearly all
-  others always, which is linear.
+  Pixels are never negative, and most of an image is nearly uniform. A kernel
+  that does not sum to 0 answers to that uniform part, and so do the layers
+  after it. Of a shallow network trained on Pong with the default initialiser,
+  10 of 16 channels, 12 of 32 channels and 120 of 256 units were never active,
+  and nearly all others always were: almost a linear network.
 
   Args:
-    shape: of the kernels, the outputs last.
+    shape: of the kernels; the output channels come last.
     dtype: float32.
 
   Returns:
-    The kernels; what comes out is about as large as what enters (He et al.,
-    2015).
+    The kernels. They map a constant image to zero; their variance is 2 / fan-in
+    before the mean is subtracted (He et al., 2015).
   """
   stddev = math.sqrt(2 / math.prod(shape[:-1]))
   kernels = tf.random.truncated_normal(shape, stddev=stddev, dtype=dtype)
@@ -42,21 +45,27 @@ class ShallowTorso(snt.Module):
   """Two convolutions: the feed-forward network of Mnih et al. (2016)."""
 
   def __init__(self, stack: int = 1, name: str = 'shallow_torso'):
-    """Makes the layers, for frames or for stacks of `stack` frames."""
+    """Makes the layers.
+
+    Args:
+      stack: how many frames an observation has; with 1, observations have no
+        stack dimension.
+      name: the scope of the variables.
+    """
     super().__init__(name=name)
     if stack > 1:
-      # The same as if the frames were channels; but to transpose them first
-      # costs as much as half of the convolution.
+      # Equal to a 2D convolution with the frames as channels, but without the
+      # transpose, which costs half as much as the convolution.
       self._first = snt.Conv3D(
         16,
         [stack, 8, 8],
         [1, 4, 4],
         padding='VALID',
-        w_init=contrast_kernels,
+        w_init=zero_mean_kernels,
       )
     else:
       self._first = snt.Conv2D(
-        16, 8, 4, padding='VALID', w_init=contrast_kernels
+        16, 8, 4, padding='VALID', w_init=zero_mean_kernels
       )
     self._second = snt.Conv2D(32, 4, 2, padding='VALID')
     self._linear = snt.Linear(_NUM_FEATURES)
@@ -71,7 +80,7 @@ class ShallowTorso(snt.Module):
 
 
 class ResidualBlock(snt.Module):
-  """Two 3x3 convolutions beside a skip connection."""
+  """Two 3x3 convolutions and a skip connection around them."""
 
   def __init__(self, num_channels: int, name: str = 'residual_block'):
     super().__init__(name=name)
@@ -90,14 +99,14 @@ class DeepTorso(snt.Module):
     super().__init__(name=name)
     self._sections = [
       (snt.Conv2D(n, 3, w_init=w_init), ResidualBlock(n), ResidualBlock(n))
-      for n, w_init in ((16, contrast_kernels), (32, None), (32, None))
+      for n, w_init in ((16, zero_mean_kernels), (32, None), (32, None))
     ]
     self._linear = snt.Linear(_NUM_FEATURES)
 
   def __call__(self, frames: tf.Tensor) -> tf.Tensor:
     """Maps float32 [N, H, W, C] or [N, S, H, W, 1] to float32 [N, 256]."""
     features = frames
-    if frames.shape.rank == 5:  # The stack's frames are the channels.
+    if frames.shape.rank == 5:  # Stacked frames become channels.
       features = tf.transpose(frames[..., 0], [0, 2, 3, 1])
     for convolution, first, second in self._sections:
       features = tf.nn.max_pool2d(convolution(features), 3, 2, 'SAME')
@@ -107,7 +116,7 @@ class DeepTorso(snt.Module):
 
 
 class VectorTorso(snt.Module):
-  """A small multi-layer perceptron, for observations that are no images."""
+  """A small multi-layer perceptron, for observations that are vectors."""
 
   def __init__(self, name: str = 'vector_torso'):
     super().__init__(name=name)
@@ -120,32 +129,58 @@ class VectorTorso(snt.Module):
     return self._network(observations)
 
 
-def fits_shallow(spec: environments.EnvironmentSpec) -> bool:
-  """Returns whether images are large enough for `ShallowTorso`."""
-  return min(spec.frame_shape[:2]) >= _LEAST_SIDE
+def default_torso(spec: environments.EnvironmentSpec) -> str:
+  """Returns the name of the torso to use where the user names none.
+
+  Returns:
+    'vector' for float32 observations; 'shallow' for images that are large
+    enough for it; else 'deep', which takes images of any size.
+  """
+  if not _is_image(spec):
+    return 'vector'
+  return 'shallow' if _fits_shallow(spec) else 'deep'
 
 
 def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
-  """Makes the torso called `torso`, one of `TORSOS`.
+  """Makes a torso.
+
+  Args:
+    torso: one of `TORSOS`.
+    spec: says which observations the torso is for.
+
+  Returns:
+    The module.
 
   Raises:
-    ValueError: there is no such torso, or it does not fit the observations.
+    errors.SettingError: there is no such torso, or it does not fit the
+      observations.
   """
   if torso not in TORSOS:
-    raise ValueError(f'agent {torso!r} is not one of {", ".join(TORSOS)}')
-  is_image = spec.frame_dtype == np.uint8
-  if is_image == (torso == 'vector'):
-    kind = 'images' if is_image else 'vectors'
-    fitting = '"shallow" or "deep"' if is_image else '"vector"'
-    raise ValueError(
+    raise errors.SettingError(
+      f'agent {torso!r} is not one of {", ".join(TORSOS)}'
+    )
+  if _is_image(spec) == (torso == 'vector'):
+    kind = 'images' if _is_image(spec) else 'vectors'
+    fitting = '"shallow" or "deep"' if _is_image(spec) else '"vector"'
+    raise errors.SettingError(
       f'agent {torso!r} does not fit observations that are {kind} '
       f'(shape {spec.frame_shape}): use {fitting}'
     )
-  if torso == 'shallow':
-    if not fits_shallow(spec):
-      raise ValueError(
-        f'agent "shallow" needs images of at least {_LEAST_SIDE} x '
-        f'{_LEAST_SIDE} pixels (shape {spec.frame_shape}): use "deep"'
-      )
-    return ShallowTorso(spec.stack)
-  return {'deep': DeepTorso, 'vector': VectorTorso}[torso]()
+  if torso == 'vector':
+    return VectorTorso()
+  if torso == 'deep':
+    return DeepTorso()
+  if not _fits_shallow(spec):
+    raise errors.SettingError(
+      f'agent "shallow" needs images of at least {_MIN_SIDE} x {_MIN_SIDE} '
+      f'pixels (shape {spec.frame_shape}): use "deep"'
+    )
+  return ShallowTorso(spec.stack)
+
+
+def _is_image(spec: environments.EnvironmentSpec) -> bool:
+  return spec.frame_dtype == np.uint8
+
+
+def _fits_shallow(spec: environments.EnvironmentSpec) -> bool:
+  return min(spec.frame_shape[:2]) >= _MIN_SIDE

@@ -15,9 +15,9 @@ The advantage that multiplies the policy's gradient is (paper, section 4.2)
 
   min(pg_rho_bar, pi(a_s|x_s) / mu(a_s|x_s)) (r_s + gamma v_{s+1} - V(x_s)).
 
-Both are XLA-compiled, once for each new shape, for the device they run on.
-gamma is given per step as `discounts`: zero where an episode ends, so that
-nothing crosses into the next episode.
+XLA compiles both, once for each new shape, for the device they run on. gamma is
+given per step, as `discounts`: zero where an episode ends, so that nothing of
+the next episode enters.
 
 IMPALA: Scalable Distributed Deep-RL with Importance Weighted Actor-Learner
 Architectures, Espeholt et al. 2018, arXiv:1802.01561.
@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-# e^88 is the largest power of e with an integer exponent in float32's range:
-# a larger log-rho counts as this one, so that no weight is infinite.
+# A larger log-rho counts as 88, so that no weight is infinite: in float32,
+# exp(88) is finite and exp(89) is not.
 _MAX_LOG_RHO = 88.0
 # Weighted terms saturate here, well under float32's 3.4e38, so that a sum of
 # up to a million of them stays finite and no inf - inf or 0 * inf arises.
@@ -39,8 +39,8 @@ _MAX_TERM = 1e32
 class VTraceFromLogitsReturns(NamedTuple):
   """V-trace targets of `from_logits`, with what they were computed from.
 
-  `vs` and `pg_advantages` carry no gradient; the other fields carry that of
-  the logits they come from.
+  `vs` and `pg_advantages` carry no gradient; the other fields carry the
+  gradient of the logits they come from.
 
   Attributes:
     vs: float32 [T, B], V-trace targets for the baseline.
@@ -85,11 +85,12 @@ def log_probs_from_logits_and_actions(
 
   Raises:
     ValueError: an argument has the wrong dtype or shape.
+    tf.errors.InvalidArgumentError: as `from_importance_weights`.
   """
   policy_logits = _to_tensor('policy_logits', policy_logits, tf.float32)
   actions = _to_tensor('actions', actions, tf.int32)
   _check_rank('policy_logits', policy_logits, 3)
-  _check_shape('actions', actions, policy_logits.shape[:2])
+  actions = _check_shape('actions', actions, _dimensions(policy_logits)[:2])
   return tf.gather(tf.nn.log_softmax(policy_logits), actions, batch_dims=2)
 
 
@@ -122,14 +123,13 @@ def from_logits(
     clip_rho_threshold: rho_bar, a scalar >= 0; None does not clip.
     clip_pg_rho_threshold: rho_bar of the policy gradient's weights, a
       scalar >= 0; None does not clip.
-    name: of the scope of the ops.
+    name: the scope of the ops.
 
   Returns:
-    The targets, with the log-rhos and log-probabilities behind them.
+    The targets, and the log-rhos and log-probabilities they come from.
 
   Raises:
-    ValueError: an argument has the wrong dtype or shape, or a threshold is
-      negative.
+    ValueError, tf.errors.InvalidArgumentError: as `from_importance_weights`.
   """
   with tf.name_scope(name):
     behaviour_policy_logits = _to_tensor(
@@ -139,10 +139,10 @@ def from_logits(
       'target_policy_logits', target_policy_logits, tf.float32
     )
     _check_rank('behaviour_policy_logits', behaviour_policy_logits, 3)
-    _check_shape(
+    target_policy_logits = _check_shape(
       'target_policy_logits',
       target_policy_logits,
-      behaviour_policy_logits.shape,
+      _dimensions(behaviour_policy_logits),
     )
     behaviour_action_log_probs = log_probs_from_logits_and_actions(
       behaviour_policy_logits, actions
@@ -187,8 +187,8 @@ def from_importance_weights(
 
   Args:
     log_rhos: float32 [T, B, ...], log(pi(a_t|x_t) / mu(a_t|x_t)). Dimensions
-      after B are the caller's (say, several rewards); they equal those of
-      `rewards` or are 1, which serves all.
+      after B are up to the caller (several rewards, say); each equals that of
+      `rewards`, or is 1 and broadcasts.
     discounts: float32 [T, B, ...], gamma, or 0 where the step ended the
       episode. Dimensions after B as for `log_rhos`.
     rewards: float32 [T, B, ...], what the actions earned.
@@ -198,14 +198,16 @@ def from_importance_weights(
     clip_rho_threshold: rho_bar, a scalar >= 0; None does not clip.
     clip_pg_rho_threshold: rho_bar of the policy gradient's weights, a
       scalar >= 0; None does not clip.
-    name: of the scope of the ops.
+    name: the scope of the ops.
 
   Returns:
     The targets, both shaped as `rewards`.
 
   Raises:
-    ValueError: an argument has the wrong dtype or shape, or a threshold is
-      negative.
+    ValueError: an argument has the wrong dtype or shape, T is 0, or a threshold
+      is negative.
+    tf.errors.InvalidArgumentError: the same at run time, for shapes that are
+      not known before; not inside functions compiled by XLA, however.
   """
   with tf.name_scope(name):
     tensors = {
@@ -219,14 +221,14 @@ def from_importance_weights(
       name: _to_tensor(name, value, tf.float32)
       for name, value in tensors.items()
     }
-    _check_shapes(**tensors)
+    tensors = _check_shapes(**tensors)
     thresholds = (
       _to_threshold('clip_rho_threshold', clip_rho_threshold),
       _to_threshold('clip_pg_rho_threshold', clip_pg_rho_threshold),
     )
-    # Stopped on both sides, so that neither a tape, going forward, nor
-    # `tf.gradients`, coming back, ever enters the compiled function.
-    arguments = [tf.stop_gradient(tensor) for tensor in tensors.values()]
+    # Stopped on both sides: neither a tape, which looks at the inputs, nor
+    # `tf.gradients`, which starts from the outputs, enters the function.
+    arguments = [tf.stop_gradient(tensor) for tensor in tensors]
     vs, pg_advantages = _compute_targets(*arguments, *thresholds)
     return VTraceReturns(
       vs=tf.stop_gradient(vs), pg_advantages=tf.stop_gradient(pg_advantages)
@@ -243,7 +245,7 @@ def _compute_targets(
   rho_bar: tf.Tensor,
   pg_rho_bar: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Computes `vs` and `pg_advantages` of checked arguments, compiled."""
+  """Computes `vs` and `pg_advantages`; the arguments are checked already."""
   weights = tf.exp(tf.minimum(log_rhos, _MAX_LOG_RHO))  # [T, B, ...]
   next_values = _shift(values, bootstrap_value)
   deltas = _weigh(
@@ -252,7 +254,7 @@ def _compute_targets(
   coefficients = discounts * tf.minimum(weights, 1.0)  # gamma c
   vs = values + _accumulate_backwards(deltas, coefficients)
   next_vs = _shift(vs, bootstrap_value)
-  # vs, not the baseline, on the right: the paper finds it better (E.3).
+  # With vs, not the baseline, of the next state: better in the paper (E.3).
   pg_advantages = _weigh(
     tf.minimum(weights, pg_rho_bar), rewards + discounts * next_vs - values
   )
@@ -264,17 +266,15 @@ def _accumulate_backwards(
 ) -> tf.Tensor:
   """Solves x_t = delta_t + coefficient_t x_{t+1} with x_T = 0, all [T, ...].
 
-  A loop: compiled for a CPU it is faster than an associative scan, and unlike
-  the unrolled form it compiles in a moment.
+  As a loop: on a CPU it runs faster than an associative scan, and it compiles
+  much faster than the unrolled form.
   """
   num_steps = tf.shape(deltas)[0]
   sums = tf.TensorArray(
     tf.float32, size=num_steps, element_shape=deltas.shape[1:]
   )
 
-  def step(
-    t: tf.Tensor, following: tf.Tensor, sums: tf.TensorArray
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.TensorArray]:
+  def step(t, following, sums):
     current = deltas[t] + coefficients[t] * following
     return t - 1, current, sums.write(t, current)
 
@@ -293,13 +293,13 @@ def _shift(steps: tf.Tensor, last: tf.Tensor) -> tf.Tensor:
 
 
 def _weigh(weights: tf.Tensor, terms: tf.Tensor) -> tf.Tensor:
-  """Multiplies, saturating instead of overflowing, and without a -0."""
+  """Multiplies; saturates instead of overflowing, and turns -0 into 0."""
   products = tf.clip_by_value(weights * terms, -_MAX_TERM, _MAX_TERM)
   return tf.where(tf.equal(products, 0.0), 0.0, products)
 
 
 def _to_tensor(name: str, value: Any, dtype: tf.DType) -> tf.Tensor:
-  """Converts an argument; a ValueError that names it where that fails."""
+  """Converts an argument; raises a ValueError that names it."""
   try:
     return tf.convert_to_tensor(value, dtype=dtype)
   except (TypeError, ValueError) as error:
@@ -311,7 +311,7 @@ def _to_threshold(name: str, value: float | tf.Tensor | None) -> tf.Tensor:
   threshold = _to_tensor(name, math.inf if value is None else value, tf.float32)
   _check_rank(name, threshold, 0)
   known = tf.get_static_value(threshold)
-  if known is not None and not known >= 0:  # Written so as to refuse NaN too.
+  if known is not None and not known >= 0:  # True for NaN too.
     raise ValueError(f'{name} must be None or at least 0, but is {known}')
   return threshold
 
@@ -322,8 +322,8 @@ def _check_shapes(
   rewards: tf.Tensor,
   values: tf.Tensor,
   bootstrap_value: tf.Tensor,
-) -> None:
-  """Refuses all that would otherwise broadcast into a wrong result."""
+) -> list[tf.Tensor]:
+  """Returns the arguments; refuses what would broadcast into a wrong result."""
   rank = log_rhos.shape.rank
   if rank is None or rank < 2:
     raise ValueError(
@@ -331,18 +331,42 @@ def _check_shapes(
     )
   _check_rank('discounts', discounts, rank)
   _check_rank('rewards', rewards, rank)
-  _check_rank('values', values, rank)
-  _check_rank('bootstrap_value', bootstrap_value, rank - 1)
-  steps = log_rhos.shape[:2]  # [T, B]
-  _check_shape('rewards', rewards, steps + rewards.shape[2:])
-  for name, tensor in (('log_rhos', log_rhos), ('discounts', discounts)):
-    shared = [
-      1 if own == 1 else full
-      for own, full in zip(tensor.shape[2:], rewards.shape[2:], strict=True)
-    ]
-    _check_shape(name, tensor, steps + shared)
-  _check_shape('values', values, steps + rewards.shape[2:])
-  _check_shape('bootstrap_value', bootstrap_value, values.shape[1:])
+  message = 'log_rhos must have at least one step'
+  if log_rhos.shape[0] is None:
+    check = tf.debugging.assert_positive(tf.shape(log_rhos)[0], message)
+    with tf.control_dependencies([check]):
+      log_rhos = tf.identity(log_rhos)
+  elif log_rhos.shape[0] == 0:
+    raise ValueError(f'{message}, but has shape {log_rhos.shape}')
+  shape = _dimensions(log_rhos)[:2] + _dimensions(rewards)[2:]
+  return [
+    _check_shape('log_rhos', log_rhos, _allow_ones(log_rhos, shape)),
+    _check_shape('discounts', discounts, _allow_ones(discounts, shape)),
+    _check_shape('rewards', rewards, shape),
+    _check_shape('values', values, shape),
+    _check_shape('bootstrap_value', bootstrap_value, shape[1:]),
+  ]
+
+
+def _dimensions(tensor: tf.Tensor) -> list[int | tf.Tensor]:
+  """Returns the shape, with an int32 scalar for each unknown dimension."""
+  return [
+    tf.shape(tensor)[axis] if length is None else length
+    for axis, length in enumerate(tensor.shape.as_list())
+  ]
+
+
+def _allow_ones(
+  tensor: tf.Tensor, shape: list[int | tf.Tensor]
+) -> list[int | tf.Tensor]:
+  """Returns `shape`, but with 1 where the tensor has 1 after T and B."""
+
+  def choose(own, full):
+    if isinstance(own, int):
+      return 1 if own == 1 else full
+    return tf.where(tf.equal(own, 1), 1, full)
+
+  return shape[:2] + list(map(choose, _dimensions(tensor)[2:], shape[2:]))
 
 
 def _check_rank(name: str, tensor: tf.Tensor, rank: int) -> None:
@@ -353,10 +377,24 @@ def _check_rank(name: str, tensor: tf.Tensor, rank: int) -> None:
     )
 
 
-def _check_shape(name: str, tensor: tf.Tensor, shape: tf.TensorShape) -> None:
-  """Raises a ValueError that names the tensor if its shape is another."""
-  _check_rank(name, tensor, tf.TensorShape(shape).rank)
-  if not tensor.shape.is_compatible_with(shape):
+def _check_shape(
+  name: str, tensor: tf.Tensor, shape: list[int | tf.Tensor]
+) -> tf.Tensor:
+  """Returns the tensor; refuses another shape with an error that names it.
+
+  What is known now raises a `ValueError` now. What is not is checked at run
+  time: reading what is returned then raises an `InvalidArgumentError`.
+  """
+  _check_rank(name, tensor, len(shape))
+  known = tf.TensorShape([n if isinstance(n, int) else None for n in shape])
+  if not tensor.shape.is_compatible_with(known):
     raise ValueError(
-      f'{name} must have shape {shape}, but has shape {tensor.shape}'
+      f'{name} must have shape {known}, but has shape {tensor.shape}'
     )
+  if tensor.shape.is_fully_defined() and known.is_fully_defined():
+    return tensor
+  check = tf.debugging.assert_equal(
+    tf.shape(tensor), tf.stack(shape), f'{name} must have shape y, but has x'
+  )
+  with tf.control_dependencies([check]):
+    return tf.identity(tensor)

@@ -1,6 +1,4 @@
-"""Tests of networks.py and torsos.py, eagerly."""
-
-import dataclasses
+"""Tests of networks.py, in eager mode."""
 
 import numpy as np
 import pytest
@@ -9,7 +7,6 @@ import tensorflow as tf
 import environments
 from envs import instructions
 import networks
-import torsos
 
 _IMAGE = environments.EnvironmentSpec(
   (84, 84), np.dtype(np.uint8), num_actions=6, frames_per_step=4, stack=4,
@@ -244,23 +241,6 @@ class TestRecurrence:
 
 
 class TestPixels:
-  def test_frames_of_a_stack_are_channels(self):
-    frames = tf.random.uniform([3, 36, 36, 4])
-    stacks = tf.transpose(frames, [0, 3, 1, 2])[..., tf.newaxis]
-    for of_stacks, of_channels in (
-      (torsos.ShallowTorso(stack=4), torsos.ShallowTorso()),
-      (torsos.DeepTorso(), torsos.DeepTorso()),
-    ):
-      one, other = of_stacks(stacks), of_channels(frames)
-      assert not np.allclose(one, other)
-      for mine, theirs in zip(
-        of_channels.variables, of_stacks.variables, strict=True
-      ):
-        if mine.shape != theirs.shape:  # [4, 8, 8, 1, 16]
-          theirs = tf.transpose(theirs[..., 0, :], [1, 2, 0, 3])
-        mine.assign(theirs)
-      np.testing.assert_allclose(one, of_channels(frames), atol=1e-5)
-
   @pytest.mark.parametrize('spec', [_SMALL_IMAGE, _COLOURS])
   def test_enter_as_0_to_1(self, spec):
     agent = networks.Agent(spec, 'shallow', use_lstm=False)
@@ -282,12 +262,121 @@ class TestPixels:
       np.testing.assert_allclose(last, value / 255)
 
 
+def _sigmoid(x):
+  return 1.0 / (1.0 + np.exp(-x))
+
+
+def _lstm_step(i, f, g, o, cell):
+  """The LSTM's equations, from input, forget, cell and output gates."""
+  cell = _sigmoid(f) * cell + _sigmoid(i) * np.tanh(g)
+  return _sigmoid(o) * np.tanh(cell), cell
+
+
+def _draw_weights(module, generator):
+  """Redraws all weights, so that biases are not 0 and units are not alike."""
+  for variable in module.trainable_variables:
+    is_bias = variable.shape.rank == 1
+    fan_in = 1 if is_bias else variable.shape[0]
+    variable.assign(generator.normal(size=variable.shape) / np.sqrt(fan_in))
+
+
+def _core(inputs, done, hidden, cell, core):
+  """Computes `networks.Core` from the LSTM's equations, in float64."""
+  from_inputs, bias, from_hidden = (
+    np.float64(weights)
+    for weights in (
+      core._from_inputs.w,
+      core._from_inputs.b,
+      core._from_hidden.w,
+    )
+  )
+  outputs = []
+  for inputs_t, done_t in zip(np.float64(inputs), done, strict=True):
+    hidden = np.where(done_t[:, np.newaxis], 0.0, hidden)
+    cell = np.where(done_t[:, np.newaxis], 0.0, cell)
+    gates = inputs_t @ from_inputs + bias + hidden @ from_hidden
+    i, g, f, o = np.split(gates, 4, axis=-1)
+    hidden, cell = _lstm_step(i, f + 1.0, g, o, cell)
+    outputs.append(hidden)
+  return np.stack(outputs), (hidden, cell)
+
+
+class TestCore:
+  def test_equals_the_reference(self):
+    T, B, D = 6, 3, 5
+    generator = np.random.default_rng(0)
+    inputs = np.float32(generator.normal(size=[T, B, D]))
+    state = tuple(np.float32(generator.normal(size=[2, B, 256])))
+    done = np.zeros([T, B], bool)
+    # The first step, two in a row, the last step; column 2 runs on.
+    done[[0, 3, 4], 0] = done[5, 1] = True
+    core = networks.Core()
+    core(tf.zeros([1, B, D]), tf.constant(done[:1]), state)
+    _draw_weights(core, generator)
+    actual = core(tf.constant(inputs), tf.constant(done), state)
+    _assert_close(actual, _core(inputs, done, *state, core))
+
+  def test_starts_with_an_open_forget_gate(self):
+    # With small weights, the cell keeps about sigmoid(1) of what it holds.
+    core = networks.Core()
+    hidden, cell = core.initial_state(1)
+    _, (_, cell) = core(
+      tf.zeros([1, 1, 4]), tf.zeros([1, 1], tf.bool), (hidden, cell + 1.0)
+    )
+    np.testing.assert_allclose(cell, np.full([1, 256], _sigmoid(1.0)), 1e-6)
+
+
+class TestHeads:
+  @pytest.mark.parametrize('popart_levels', [None, 3])
+  def test_are_linear_in_features_reward_and_action(self, popart_levels):
+    agent = networks.Agent(_VECTOR, 'vector', False, popart_levels)
+    last_actions, outputs = _inputs(_VECTOR, 3, 2)
+    agent.unroll(last_actions, outputs, ())
+    _draw_weights(agent, np.random.default_rng(0))
+    features = np.concatenate(
+      [
+        tf.map_fn(agent._torso, outputs.observation.frame),
+        np.clip(outputs.reward, -1, 1)[..., np.newaxis],
+        np.eye(4)[last_actions],
+      ],
+      axis=-1,
+    )
+    actual = agent.unroll(last_actions, outputs, ())[:2]
+    policy, baseline = (
+      features @ head.w.numpy() + head.b.numpy()
+      for head in (agent._policy_logits, agent._baseline)
+    )
+    if popart_levels is None:
+      baseline = baseline[..., 0]
+    _assert_close(actual, (policy, baseline))
+
+
 def _words(*texts):
   return tf.constant(np.stack([instructions.hash_words(t) for t in texts]))
 
 
+def _read(text, reader):
+  """Computes `networks.InstructionReader` word by word, in float64."""
+  lstm = reader._lstm
+  embeddings, from_inputs, from_hidden, bias = (
+    np.float64(weights)
+    for weights in (
+      reader._embed.embeddings,
+      lstm.input_to_hidden,
+      lstm.hidden_to_hidden,
+      lstm.b,
+    )
+  )
+  hidden, cell = np.zeros([2, 64])
+  for _, word in zip(text.split(), instructions.hash_words(text), strict=False):
+    gates = embeddings[word] @ from_inputs + hidden @ from_hidden + bias
+    i, f, g, o = np.split(gates, 4)
+    hidden, cell = _lstm_step(i, f, g, o, cell)
+  return hidden
+
+
 class TestInstructionReader:
-  def test_rows_do_not_depend_on_each_other(self):  # D06
+  def test_rows_do_not_depend_on_each_other(self):
     reader = networks.InstructionReader()
     texts = ['', 'go to the red door', 'stop', ' '.join(map(str, range(60)))]
     together = reader(_words(*texts, 'stop'))
@@ -308,16 +397,22 @@ class TestInstructionReader:
     a, b = reader(_words('red then blue', 'blue then red'))
     assert np.abs(a - b).max() > 1e-3
 
-  def test_is_an_lstm_over_embedded_words(self):
+  def test_equals_the_reference(self):
     reader = networks.InstructionReader()
-    features = reader(_words('open the door'))[0]
-    ids = instructions.hash_words('open the door')[:3]
-    lstm = reader._lstm
-    state = lstm.initial_state(1)
-    for i in ids:
-      output, state = lstm(reader._embed.embeddings[int(i)][None], state)
-    np.testing.assert_allclose(features, output[0], atol=1e-6)
+    texts = ['open the red door', '', 'stop', 'go to the key', 'stop']
+    reader(_words(*texts))
+    _draw_weights(reader, np.random.default_rng(0))
     assert reader._embed.embeddings.shape == [1001, 20]
+    np.testing.assert_allclose(
+      reader(_words(*texts)), [_read(text, reader) for text in texts], atol=1e-5
+    )
+
+  def test_starts_with_an_open_forget_gate(self):
+    reader = networks.InstructionReader()
+    reader(_words('stop'))
+    bias = np.split(reader._lstm.b, 4)  # Input, forget, cell, output.
+    for actual, expected in zip(bias, (0, 1, 0, 0), strict=True):
+      np.testing.assert_array_equal(actual, np.full([64], expected))
 
   def test_gradient_reaches_the_words_that_were_read(self):
     with tf.Graph().as_default():
@@ -332,8 +427,8 @@ class TestInstructionReader:
     assert sorted(rows) == sorted(expected)
 
 
-class TestTorsos:
-  def test_sizes_are_the_papers(self):
+class TestSizes:
+  def test_are_those_of_the_paper(self):
     def size(torso, spec):
       agent = networks.Agent(spec, torso, use_lstm=True)
       agent.unroll(*_inputs(spec, 1, 1), agent.initial_state(1))
@@ -349,46 +444,6 @@ class TestTorsos:
     assert size('deep', lab) / 1e6 == pytest.approx(1.6, abs=0.1)
     assert size('shallow', _IMAGE) / 1e6 == pytest.approx(1.2, abs=0.1)
     assert size('deep', _IMAGE) / 1e6 == pytest.approx(1.6, abs=0.1)
-
-  @pytest.mark.parametrize('torso', ['shallow', 'deep'])
-  @pytest.mark.parametrize('spec', [_IMAGE, _COLOURS])
-  def test_a_new_one_does_not_see_even_grey(self, torso, spec):
-    shape = [1, *spec.observation_shape]
-    if len(spec.frame_shape) == 2:
-      shape.append(1)
-    torso = torsos.make_torso(torso, spec)
-    torso(tf.zeros(shape))
-    kernels = next(w for w in torso.trainable_variables if w.shape.rank > 3)
-    kernels = kernels.numpy().reshape([-1, 16])
-    np.testing.assert_allclose(kernels.sum(axis=0), 0, atol=1e-5)
-    stddev = np.sqrt(2 / len(kernels))
-    # The tails are cut off.
-    assert kernels.std() == pytest.approx(0.88 * stddev, rel=0.1)
-
-  def test_shallow_has_two_convolutions_and_deep_fifteen(self):
-    for torso, count in (('shallow', 2), ('deep', 15)):
-      agent = networks.Agent(_SMALL_IMAGE, torso, use_lstm=False)
-      agent.unroll(*_inputs(_SMALL_IMAGE, 1, 1), agent.initial_state(1))
-      ranks = [w.shape.rank for w in agent.trainable_variables]
-      assert ranks.count(4) + ranks.count(5) == count
-
-  @pytest.mark.parametrize(
-    ('torso', 'spec', 'message'),
-    [
-      ('vector', _IMAGE, '\'vector\' does not fit.*images.*use "shallow"'),
-      ('deep', _VECTOR, '\'deep\' does not fit.*vectors.*use "vector"'),
-      ('shallow', _VECTOR, 'does not fit'),
-      (
-        'shallow',
-        dataclasses.replace(_IMAGE, frame_shape=(7, 84)),
-        '"shallow" needs images of at least 20 x 20 .*use "deep"',
-      ),
-      ('resnet', _IMAGE, "'resnet' is not one of shallow, deep, vector"),
-    ],
-  )
-  def test_refuses_what_does_not_fit(self, torso, spec, message):
-    with pytest.raises(ValueError, match=message):
-      networks.Agent(spec, torso, use_lstm=False)
 
 
 class TestInitialState:

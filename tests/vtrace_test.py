@@ -453,3 +453,141 @@ def test_wrong_threshold_is_refused(name, threshold):
   inputs = _random_inputs(np.random.default_rng(15), (5, 4))
   with pytest.raises(ValueError, match=f'{name} must'):
     vtrace.from_importance_weights(*inputs, **{name: threshold})
+
+
+def test_no_steps_are_refused():
+  inputs = _random_inputs(np.random.default_rng(16), (0, 4))
+  with pytest.raises(ValueError, match='log_rhos must have at least one step'):
+    vtrace.from_importance_weights(*inputs)
+
+
+# What is refused at run time, where shapes are not known before.
+
+
+def _call_in_function(function, arguments, shapes):
+  """Calls within a `tf.function` that knows no more than `shapes`."""
+  specs = {
+    name: tf.TensorSpec(shapes[name], value.dtype)
+    for name, value in arguments.items()
+  }
+  traced = tf.function(function, autograph=False).get_concrete_function(**specs)
+  return traced(**{n: tf.constant(value) for n, value in arguments.items()})
+
+
+def _call_in_session(function, arguments, shapes):
+  """Calls within a graph whose placeholders know no more than `shapes`."""
+  with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+    placeholders = {
+      name: tf.compat.v1.placeholder(value.dtype, shapes[name])
+      for name, value in arguments.items()
+    }
+    feed = {placeholders[n]: value for n, value in arguments.items()}
+    return session.run(function(**placeholders), feed)
+
+
+_CALLS = pytest.mark.parametrize('call', [_call_in_function, _call_in_session])
+
+
+def _unknown(arguments):
+  return {name: [None] * value.ndim for name, value in arguments.items()}
+
+
+def _arguments(function, shape):
+  """Returns the arguments of either function, for trailing dimensions too."""
+  arguments = _random_inputs(np.random.default_rng(17), shape)._asdict()
+  if function is vtrace.from_logits:
+    del arguments['log_rhos']
+    arguments['behaviour_policy_logits'] = np.zeros([*shape, 3], np.float32)
+    arguments['target_policy_logits'] = np.zeros([*shape, 3], np.float32)
+    arguments['actions'] = np.zeros(shape, np.int32)
+  return arguments
+
+
+@_CALLS
+@pytest.mark.parametrize(
+  ('function', 'name', 'shape'),
+  [
+    (vtrace.from_importance_weights, 'discounts', [1, 4]),
+    (vtrace.from_importance_weights, 'discounts', [5, 1]),
+    (vtrace.from_importance_weights, 'rewards', [5, 1]),
+    (vtrace.from_importance_weights, 'rewards', [1, 4]),
+    (vtrace.from_importance_weights, 'values', [5, 1]),
+    (vtrace.from_importance_weights, 'values', [6, 4]),
+    (vtrace.from_importance_weights, 'values', [1, 4]),
+    (vtrace.from_importance_weights, 'bootstrap_value', [1]),
+    (vtrace.from_importance_weights, 'bootstrap_value', [5]),
+    (vtrace.from_logits, 'target_policy_logits', [5, 4, 2]),
+    (vtrace.from_logits, 'target_policy_logits', [5, 1, 3]),
+    (vtrace.from_logits, 'actions', [5, 1]),
+    (vtrace.from_logits, 'actions', [1, 4]),
+    (vtrace.from_logits, 'rewards', [5, 1]),
+  ],
+)
+def test_wrong_shape_is_refused_at_run_time(call, function, name, shape):
+  arguments = _arguments(function, (5, 4))
+  arguments[name] = np.zeros(shape, arguments[name].dtype)
+  shapes = _unknown(arguments)
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match=f'{name} must have shape'
+  ):
+    call(function, arguments, shapes)
+
+
+@_CALLS
+@pytest.mark.parametrize('known', [['log_rhos', 'rewards'], ['values']])
+def test_wrong_shape_is_refused_if_only_some_are_known(call, known):
+  arguments = _arguments(vtrace.from_importance_weights, (5, 4))
+  arguments['values'] = arguments['values'][:, :1]
+  shapes = _unknown(arguments)
+  shapes |= {name: arguments[name].shape for name in known}
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match='values must have shape'
+  ):
+    call(vtrace.from_importance_weights, arguments, shapes)
+
+
+@_CALLS
+@pytest.mark.parametrize(
+  ('name', 'length'),
+  [('values', 1), ('bootstrap_value', 1), ('log_rhos', 2), ('discounts', 4)],
+)
+def test_wrong_trailing_dimension_is_refused_at_run_time(call, name, length):
+  arguments = _arguments(vtrace.from_importance_weights, (5, 4, 3))
+  arguments[name] = np.resize(
+    arguments[name], [*arguments[name].shape[:-1], length]
+  )
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match=f'{name} must have shape'
+  ):
+    call(vtrace.from_importance_weights, arguments, _unknown(arguments))
+
+
+@_CALLS
+def test_trailing_dimension_of_one_is_allowed_at_run_time(call):
+  arguments = _arguments(vtrace.from_importance_weights, (5, 4, 3))
+  for name in ('log_rhos', 'discounts'):
+    arguments[name] = arguments[name][..., :1]
+  returns = call(vtrace.from_importance_weights, arguments, _unknown(arguments))
+  expected = vtrace.from_importance_weights(**arguments)
+  for result, known in zip(returns, expected, strict=True):
+    np.testing.assert_allclose(result, known, rtol=1e-6, atol=1e-6)
+
+
+@_CALLS
+@pytest.mark.parametrize(
+  'function', [vtrace.from_importance_weights, vtrace.from_logits]
+)
+def test_no_steps_are_refused_at_run_time(call, function):
+  arguments = _arguments(function, (0, 4))
+  with pytest.raises(
+    tf.errors.InvalidArgumentError, match='log_rhos must have at least one step'
+  ):
+    call(function, arguments, _unknown(arguments))
+
+
+def test_known_shapes_are_not_checked_again_at_run_time():
+  arguments = _arguments(vtrace.from_logits, (5, 4))
+  with tf.Graph().as_default() as graph:
+    vtrace.from_logits(**arguments)
+    types = {op.type for op in graph.get_operations()}
+  assert not types & {'Assert', 'If', 'Shape'}
