@@ -10,6 +10,8 @@ import atari57
 import dmlab30
 import suites
 
+_GYM = 'gym:'
+
 # What the name of a suite stands for.
 _SUITE_LEVELS = {'atari57': atari57.GAMES, 'dmlab30': dmlab30.ALL_LEVELS}
 
@@ -59,6 +61,11 @@ def find_family(level_name: str) -> str:
   if level_name.startswith('lab:') or level_name in dmlab30.NAMES:
     return 'lab'
   return 'atari'
+
+
+def gym_id(level_name: str) -> str:
+  """Returns the id that Gymnasium knows a level 'gym:<id>' by."""
+  return level_name.removeprefix(_GYM)
 
 
 def _expand(name: str) -> Sequence[str]:
