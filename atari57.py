@@ -7,11 +7,11 @@ import numpy as np
 
 import suites
 
-# Of dqn_zoo's atari_data.py: mean returns over full games with 1 to 30 no-ops
-# at the start, cut at 108,000 frames. The table of Mnih et al. (2015) is of
-# games cut after five minutes and does not go together with it.
+# From dqn_zoo's atari_data.py: full episodes with 1 to 30 no-ops at the start,
+# cut at 108,000 frames. The table of Mnih et al. (2015) must not be mixed with
+# it: its episodes are cut after five minutes.
 _SCORES = {
-  # Game: (random, human), mean returns.
+  # Game: mean return of (random play, a human).
   'alien': (227.8, 7127.7),
   'amidar': (5.8, 1719.5),
   'assault': (222.4, 742.0),
@@ -79,44 +79,26 @@ HUMAN_SCORES = {game: human for game, (_, human) in _SCORES.items()}
 GAMES = tuple(_SCORES)
 
 
+SUITE = suites.Suite(
+  name='atari57',
+  levels=GAMES,
+  random_scores=RANDOM_SCORES,
+  human_scores=HUMAN_SCORES,
+  summaries={'median': np.median, 'mean': np.mean},
+  example='up_n_down',
+)
+
+
 class HumanNormalizedScore(NamedTuple):
   """The score of the suite, in percent.
 
   Attributes:
-    median: over the games: the figure to quote (paper, table 4).
-    mean: over the games; a few of them decide it, with scores in the thousands.
+    median: over the games: the number to report (paper, table 4).
+    mean: over the games, dominated by a few with scores in the thousands.
   """
 
   median: float
   mean: float
-
-
-def find_level(name: str) -> str:
-  """Returns the ROM's name of a game.
-
-  Args:
-    name: such as 'up_n_down', 'UpNDown' or 'ALE/UpNDown-v5'.
-
-  Raises:
-    ValueError: the suite has no such game; tells some that are near.
-  """
-  return suites.find_level(name, GAMES)
-
-
-def normalize(level_name: str, episode_return: float) -> float:
-  """Returns a game's score in percent: 0 is random play, 100 a human's.
-
-  Args:
-    level_name: see find_level.
-    episode_return: of a full game, unclipped, or a mean of such.
-
-  Raises:
-    ValueError: the suite has no such game.
-  """
-  game = find_level(level_name)
-  return suites.normalize(
-    episode_return, RANDOM_SCORES[game], HUMAN_SCORES[game]
-  )
 
 
 def compute_human_normalized_score(
@@ -126,16 +108,14 @@ def compute_human_normalized_score(
   """Returns the median and the mean score of the 57 games in percent.
 
   Args:
-    level_returns: a game's returns, unclipped, by its name. Levels of no suite
-      or of another one are left out with a warning.
-    per_level_cap: the most that a game can contribute, in percent; None for no
+    level_returns: a game's episode returns, unclipped, by its name. Levels that
+      are not of the suite are left out with a warning.
+    per_level_cap: the upper limit of a game's score, in percent; None for no
       limit, as in the paper. There is no lower limit.
 
   Raises:
     ValueError: a game has no returns, some that are not finite, or returns
-      under two spellings; tells which.
+      under two spellings; says which.
   """
-  scores = suites.normalize_levels(
-    level_returns, find_level, RANDOM_SCORES, HUMAN_SCORES, per_level_cap
-  )
+  scores = SUITE.normalize_all(level_returns, per_level_cap)
   return HumanNormalizedScore(float(np.median(scores)), float(np.mean(scores)))

@@ -1,7 +1,7 @@
 """DMLab-30: its levels, their reference scores, the human-normalized score.
 
-Levels bear their bare names; in DeepMind Lab they are below `LAB_PATH`. Two of
-them are tested on another version than the one trained on.
+Levels go by their bare names; in DeepMind Lab they are below `LAB_PATH`. Two of
+them have one version for training and another for testing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,10 +12,10 @@ import suites
 
 LAB_PATH = 'contributed/dmlab30/'
 
-# Of the deepmind/scalable_agent release, which is what published scores go by:
+# From the deepmind/scalable_agent release, on which published scores are based:
 # the paper's own table labels some rows differently.
 _SCORES = {
-  # Test level: (random, human), mean returns.
+  # Test level: mean return of (random play, a human).
   'rooms_collect_good_objects_test': (0.073, 10),
   'rooms_exploit_deferred_effects_test': (8.501, 85.65),
   'rooms_select_nonmatching_object': (0.312, 65.9),
@@ -55,41 +55,25 @@ HUMAN_SCORES = {level: human for level, (_, human) in _SCORES.items()}
 # The test level by the training level, in the order of the suite.
 LEVEL_MAPPING = {level.replace('_test', '_train'): level for level in _SCORES}
 
-# The 30 levels that are trained on.
+# The 30 levels to train on.
 ALL_LEVELS = tuple(LEVEL_MAPPING)
 
-# All 32 names, of training levels and of the two that are for testing only.
-NAMES = tuple(dict.fromkeys([*ALL_LEVELS, *_SCORES]))
+SUITE = suites.Suite(
+  name='dmlab30',
+  levels=ALL_LEVELS,
+  random_scores=RANDOM_SCORES,
+  human_scores=HUMAN_SCORES,
+  summaries={
+    'cap_100': lambda percents: np.mean(np.minimum(percents, 100)),
+    'no_cap': np.mean,
+  },
+  test_levels=LEVEL_MAPPING,
+  path=LAB_PATH,
+  example='rooms_watermaze',
+)
 
-
-def find_level(name: str) -> str:
-  """Returns a level's bare name.
-
-  Args:
-    name: of a training or a test level; it may begin with `LAB_PATH`, and that
-      with 'lab:'.
-
-  Raises:
-    ValueError: there is no such level; tells some that are near.
-  """
-  bare_name = name.removeprefix('lab:').removeprefix(LAB_PATH)
-  return suites.find_level(bare_name, NAMES)
-
-
-def normalize(level_name: str, episode_return: float) -> float:
-  """Returns a level's score in percent: 0 is random play, 100 a human's.
-
-  Args:
-    level_name: see find_level.
-    episode_return: unclipped, or a mean of such.
-
-  Raises:
-    ValueError: there is no such level.
-  """
-  level = _find_test_level(level_name)
-  return suites.normalize(
-    episode_return, RANDOM_SCORES[level], HUMAN_SCORES[level]
-  )
+# All 32 names: of the levels to train on, and of the two for testing only.
+NAMES = SUITE.names
 
 
 def compute_human_normalized_score(
@@ -99,21 +83,12 @@ def compute_human_normalized_score(
 
   Args:
     level_returns: a level's episode returns, unclipped, by its training or its
-      test name. Levels of no suite or of another one are left out with a
-      warning.
-    per_level_cap: the most that a level can contribute, in percent: 100 for
-      the capped score of the paper, None for no limit. There is no lower limit.
+      test name. Levels that are not of the suite are left out with a warning.
+    per_level_cap: the upper limit of a level's score, in percent: 100 for the
+      capped score of the paper, None for no limit. There is no lower limit.
 
   Raises:
     ValueError: a level has no returns, some that are not finite, or returns
-      under two of its names; tells which, by test name.
+      under two of its names; says which, by test name.
   """
-  scores = suites.normalize_levels(
-    level_returns, _find_test_level, RANDOM_SCORES, HUMAN_SCORES, per_level_cap
-  )
-  return float(np.mean(scores))
-
-
-def _find_test_level(name: str) -> str:
-  level = find_level(name)
-  return LEVEL_MAPPING.get(level, level)
+  return float(np.mean(SUITE.normalize_all(level_returns, per_level_cap)))

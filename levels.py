@@ -1,27 +1,42 @@
-"""Levels by name: what `--level_name` means, and which suite levels are of."""
+"""Levels by name: what `--level_name` means.
+
+The prefixes 'gym:' and 'lab:', and which name belongs to which family or suite,
+are known here only. Environments' processes import this: no TensorFlow.
+"""
 
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import ModuleType
+from typing import Literal
 
 from ale_py import roms
 
 import atari57
 import dmlab30
+from runtime import errors
 import suites
 
-# What the name of a suite stands for.
-_SUITE_LEVELS = {'atari57': atari57.GAMES, 'dmlab30': dmlab30.ALL_LEVELS}
+Family = Literal['atari', 'lab', 'gym']
+
+_GYM = 'gym:'
+_LAB = 'lab:'
+_SUITES = {suite.name: suite for suite in (atari57.SUITE, dmlab30.SUITE)}
+# ale-py has ROMs of these, but ends the whole process when it loads one.
+_UNPLAYABLE_GAMES = {'combat', 'joust', 'maze_craze', 'warlords'}
+_GAMES = set(roms.get_all_rom_ids()) - _UNPLAYABLE_GAMES
+_HINT = (
+  f'an Atari game is named like {atari57.SUITE.example}, a DMLab-30 level like '
+  f'{dmlab30.SUITE.example}, a Gymnasium environment like {_GYM}CartPole-v1'
+)
 
 
 def parse(level_name_flag: str, training: bool) -> list[str]:
-  """Returns the names of the levels to play, suites being spelt out.
+  """Returns the names of the levels to play, all levels of a suite included.
 
   Args:
     level_name_flag: one of these, or several, separated by commas:
       'dmlab30' or 'atari57': all levels of the suite.
       'rooms_watermaze', with or without its path in Lab: a level of DMLab-30.
-      'pong', 'Pong', 'ALE/Pong-v5': a game.
+      'pong', 'Pong', 'ALE/Pong-v5': an Atari game.
       'lab:<path>': any other level of DeepMind Lab.
       'gym:<id>', 'gym:<module>:<id>': a Gymnasium environment.
     training: whether to train. Otherwise the two levels of DMLab-30 that have a
@@ -32,69 +47,106 @@ def parse(level_name_flag: str, training: bool) -> list[str]:
     they were given. No two are the same.
 
   Raises:
-    ValueError: a name is unknown, empty, given twice, or of a level that is for
-      testing only where training is asked for.
+    errors.SettingError: a name is unknown, empty, given twice, or that of a
+      level for testing only, where training is asked for.
   """
   names = []
   for name in level_name_flag.split(','):
     names += _expand(name.strip())
-  if training:
-    _check_not_held_out(names)
-  else:
-    names = [dmlab30.LEVEL_MAPPING.get(name, name) for name in names]
+  for suite in _SUITES.values():
+    if training:
+      _check_not_held_out(names, suite)
+    else:
+      names = [suite.test_levels.get(name, name) for name in names]
   counts = collections.Counter(names)
   repeated = [name for name, count in counts.items() if count > 1]
   if repeated:
-    raise ValueError(
+    raise errors.SettingError(
       f'{level_name_flag!r} names some levels more than once: '
       f'{", ".join(repeated)}.'
     )
   return names
 
 
-def find_family(level_name: str) -> str:
-  """Returns 'gym', 'lab' or 'atari': who makes this level's environments."""
-  if level_name.startswith('gym:'):
-    return 'gym'
-  if level_name.startswith('lab:') or level_name in dmlab30.NAMES:
-    return 'lab'
-  return 'atari'
-
-
 def _expand(name: str) -> Sequence[str]:
+  """Returns the levels that one name stands for."""
   if not name:
-    raise ValueError('A level has an empty name: is there a comma too many?')
-  if name.startswith('gym:'):
+    raise errors.SettingError(
+      'A level has an empty name: is there a comma too many?'
+    )
+  if name.startswith(_GYM):
     return [name]
-  if name.removeprefix('lab:').startswith(dmlab30.LAB_PATH):
-    return [dmlab30.find_level(name)]
-  if name.startswith('lab:'):
+  if name.removeprefix(_LAB).startswith(dmlab30.LAB_PATH):
+    return [dmlab30.SUITE.find_level(name)]
+  if name.startswith(_LAB):
     return [name]
-  known = [*_SUITE_LEVELS, *dmlab30.NAMES, *roms.get_all_rom_ids()]
-  name = suites.find_level(name, known)
-  return _SUITE_LEVELS.get(name, [name])
+  known = [*_SUITES, *dmlab30.NAMES, *_GAMES]
+  name = suites.find_name(name, known, _HINT)
+  return _SUITES[name].levels if name in _SUITES else [name]
 
 
-def _check_not_held_out(names: Iterable[str]) -> None:
-  for training_level, test_level in dmlab30.LEVEL_MAPPING.items():
+def _check_not_held_out(names: Iterable[str], suite: suites.Suite) -> None:
+  for training_level, test_level in suite.test_levels.items():
     if test_level != training_level and test_level in names:
-      raise ValueError(
+      raise errors.SettingError(
         f'{test_level} is for testing only: train on {training_level}.'
       )
 
 
-def find_suite(level_names: Iterable[str]) -> ModuleType | None:
-  """Returns the suite that all these levels belong to: `atari57` or `dmlab30`.
+def find_family(level_name: str) -> Family:
+  """Returns the family of environments that play a level.
+
+  Args:
+    level_name: as `parse` returns it. What is of no other family counts as an
+      Atari game; see `find_game` for whether there is such a game.
+  """
+  if level_name.startswith(_GYM):
+    return 'gym'
+  if level_name.startswith(_LAB) or level_name in dmlab30.NAMES:
+    return 'lab'
+  return 'atari'
+
+
+def find_game(name: str) -> str:
+  """Returns the name of a game's ROM for any usual spelling of the game.
+
+  Args:
+    name: such as 'up_n_down', 'UpNDown' or 'ALE/UpNDown-v5'.
+
+  Raises:
+    errors.SettingError: there is no such game; names similar ones.
+  """
+  return suites.find_name(name, _GAMES, _HINT)
+
+
+def gym_id(level_name: str) -> str:
+  """Returns the id, with its module if it has one, of a level 'gym:<id>'."""
+  return level_name.removeprefix(_GYM)
+
+
+def gym_level(gym_id: str) -> str:
+  """Returns the name of the level that is a Gymnasium environment."""
+  return _GYM + gym_id
+
+
+def lab_path(level_name: str) -> str:
+  """Returns the path in DeepMind Lab of 'lab:<path>' or a DMLab-30 level."""
+  if level_name in dmlab30.NAMES:
+    return dmlab30.LAB_PATH + level_name
+  return level_name.removeprefix(_LAB)
+
+
+def find_suite(level_names: Collection[str]) -> suites.Suite | None:
+  """Returns the suite that all these levels belong to.
 
   Args:
     level_names: as `parse` returns them.
 
   Returns:
-    The module (see `suites`); None if a level belongs to no suite, or to
-    another one than the rest.
+    None if a level belongs to no suite, or to another one than the rest.
   """
-  for suite, members in (atari57, atari57.GAMES), (dmlab30, dmlab30.NAMES):
-    if set(members).issuperset(level_names):
+  for suite in _SUITES.values():
+    if set(suite.names).issuperset(level_names):
       return suite
   return None
 
@@ -104,7 +156,7 @@ def suite_scores(
   level_returns: Mapping[str, Sequence[float]],
   prefix: str,
 ) -> dict[str, float]:
-  """Returns the human-normalized scores of the suite in percent, by tag.
+  """Returns the scores of the suite in percent, by tag; see Suite.scores.
 
   Args:
     level_names: the levels of the run.
@@ -112,23 +164,10 @@ def suite_scores(
     prefix: what the episodes were for, 'training' or 'test'.
 
   Returns:
-    'dmlab30/<prefix>_cap_100' and '_no_cap', or 'atari57/<prefix>_median' and
-    '_mean'. Nothing if the run is not of a whole suite, or a level has no
-    returns yet.
+    Empty if the run is not of a whole suite, or a level has no returns yet.
   """
   suite = find_suite(level_names)
-  if suite is None or len(level_names) < len(suite.RANDOM_SCORES):
-    return {}
-  if not all(len(level_returns.get(name, ())) for name in level_names):
-    return {}
-  score = suite.compute_human_normalized_score
-  if suite is atari57:
-    median, mean = score(level_returns)
-    return {f'atari57/{prefix}_median': median, f'atari57/{prefix}_mean': mean}
-  return {
-    f'dmlab30/{prefix}_cap_100': score(level_returns, per_level_cap=100),
-    f'dmlab30/{prefix}_no_cap': score(level_returns, per_level_cap=None),
-  }
+  return suite.scores(level_returns, prefix) if suite else {}
 
 
 def without_environment(
@@ -136,7 +175,7 @@ def without_environment(
 ) -> list[str]:
   """Returns those levels that no environment plays, in their order.
 
-  Environments are given levels round robin: where there are fewer of them than
+  Environments take levels round robin: where there are fewer environments than
   levels, the last levels get none, and no score of the suite can be computed.
 
   Args:

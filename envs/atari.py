@@ -1,7 +1,7 @@
 """Atari games as the paper plays them (appendix G), many at once."""
 
 import collections
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 import dataclasses
 import inspect
 from typing import Any
@@ -13,9 +13,11 @@ import gymnasium
 import numpy as np
 
 import environments
-import suites
+import levels
+from runtime import errors
 
 _STACK = 4
+_ALL_ACTIONS = tuple(ale_py.Action.__members__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,17 +25,18 @@ class AtariSettings:
   """How games are played; the defaults are the paper's (appendix G).
 
   Attributes:
-    frames_per_step: frames for which an action is repeated. The observation
-      is the maximum over the last two, in grey, scaled to 84 x 84, stacked
-      on those of the three steps before.
-    max_noops: a game starts with 1 to this many frames without an action,
-      uniform; 0 for none.
-    max_episode_frames: a game is cut after so many frames (half an hour).
-    repeat_action_probability: of an action being ignored in favour of the last
-      one ("sticky actions").
-    full_action_set: take all 18 actions of the console, not the game's own.
-      Runs of several games always do. What a game does not know (9 of them in
-      skiing) does nothing there.
+    frames_per_step: frames for which an action is repeated. The observation is
+      the maximum of the last two, in grey, scaled to 84 x 84, stacked with the
+      images of the three steps before.
+    max_noops: an episode starts with 1 to this many no-ops, each of one frame,
+      drawn uniformly; 0 for none.
+    max_episode_frames: an episode is cut after this many frames (the default is
+      half an hour).
+    repeat_action_probability: of an action being ignored and the last one taken
+      again ("sticky actions").
+    full_action_set: use all 18 actions of the console, not only those of the
+      game. Runs of several games always do. Actions that a game does not have
+      (9 of them in skiing) are no-ops there.
     num_threads: threads that step games; None for one per usable core.
   """
 
@@ -46,18 +49,20 @@ class AtariSettings:
 
   def __post_init__(self):
     if self.frames_per_step < 1:
-      raise ValueError(
+      raise errors.SettingError(
         f'frames_per_step must be at least 1, got {self.frames_per_step}.'
       )
     if self.max_noops < 0:
-      raise ValueError(f'max_noops must not be negative: {self.max_noops}.')
+      raise errors.SettingError(
+        f'max_noops must not be negative, got {self.max_noops}.'
+      )
     if self.max_episode_frames < self.frames_per_step:
-      raise ValueError(
-        f'max_episode_frames must allow for at least one step of '
-        f'{self.frames_per_step} frames, got {self.max_episode_frames}.'
+      raise errors.SettingError(
+        f'max_episode_frames must be at least frames_per_step '
+        f'({self.frames_per_step}), got {self.max_episode_frames}.'
       )
     if not 0 <= self.repeat_action_probability < 1:
-      raise ValueError(
+      raise errors.SettingError(
         f'repeat_action_probability must be in [0, 1), got '
         f'{self.repeat_action_probability}.'
       )
@@ -66,10 +71,10 @@ class AtariSettings:
 class AtariEnvironments(environments.Environments):
   """Atari games, stepped by the emulator's own threads.
 
-  The games form groups of at most max_batch. A group is stepped as one while
-  the policy works on another, so emulation and inference overlap. (The emulator
-  can also return any games that are ready, but then it cannot be asked to
-  restart one, see `_AtariGroup`; and runs would not repeat.)
+  The environments form groups of at most max_batch. A whole group is stepped
+  while the policy works on another, so emulation and inference overlap. (The
+  emulator can also return whichever environments are ready, but then none can
+  be restarted, as `_AtariGroup` must; and runs would not be reproducible.)
   """
 
   def __init__(
@@ -85,21 +90,20 @@ class AtariEnvironments(environments.Environments):
     """Loads the games; the first `recv` starts them.
 
     Args:
-      level_names: games, see find_game.
+      level_names: games, see levels.find_game.
       num_envs: see Environments.
       seed: see Environments.
-      training: end an episode for learning where a life is lost. The game goes
-        on, and `info` counts full games.
+      training: whether a lost life ends an episode for learning. The game goes
+        on, and `info` counts full episodes.
       max_batch: see Environments.
       settings: how games are played; None for the paper's protocol.
+
+    Raises:
+      errors.SettingError: there is no such game.
     """
-    level_names = [find_game(name) for name in level_names]
+    level_names, self._settings = _resolve(level_names, settings)
     super().__init__(level_names, num_envs, seed, max_batch)
     self._training = training
-    self._settings = settings or AtariSettings()
-    # All that are named, also if there are too few environments for some.
-    if len(set(level_names)) > 1:
-      self._settings = dataclasses.replace(self._settings, full_action_set=True)
     self._lives = np.zeros([num_envs], np.int32)
     self._groups = []
     for level_name in dict.fromkeys(self.level_names):
@@ -113,37 +117,21 @@ class AtariEnvironments(environments.Environments):
             _vector_arguments(self._settings),
           )
         )
-    self.spec = self._make_spec()
+    self.spec = _make_spec(self._groups[0].action_meanings, self._settings)
     self._in_flight = collections.deque(self._groups)
     self._received = []
 
   def settings(self) -> dict[str, Any]:
     """Returns the emulator's settings that are not ale-py's own defaults."""
-    signature = inspect.signature(vector_env.AtariVectorEnv.__init__)
-    return {
-      name: value
-      for name, value in _vector_arguments(self._settings).items()
-      if value != signature.parameters[name].default
-    }
-
-  def _make_spec(self) -> environments.EnvironmentSpec:
-    meanings = self._groups[0].action_meanings
-    return environments.EnvironmentSpec(
-      frame_shape=(84, 84),
-      frame_dtype=np.dtype(np.uint8),
-      num_actions=len(meanings),
-      frames_per_step=self._settings.frames_per_step,
-      stack=_STACK,
-      action_meanings=meanings,
-    )
+    return _changed_arguments(self._settings)
 
   def recv(
     self, timeout_secs: float | None = None
   ) -> tuple[np.ndarray, environments.StepOutput]:
-    """Waits for the group whose actions came first; see Environments.
+    """Waits for the group that was sent its actions first; see Environments.
 
-    Takes along the next groups that fit in max_batch. A game's step takes less
-    than a millisecond, so the time limit is not needed here.
+    Adds the next groups as long as they fit in max_batch. A step takes less
+    than a millisecond, so the timeout is not needed here.
     """
     del timeout_secs
     if not self._in_flight:
@@ -168,17 +156,17 @@ class AtariEnvironments(environments.Environments):
     self,
     env_ids: np.ndarray,
     rewards: np.ndarray,
-    over: np.ndarray,
+    episode_done: np.ndarray,
     lives: np.ndarray,
     stacks: np.ndarray,
   ) -> tuple[np.ndarray, environments.StepOutput]:
-    # The emulator's rewards are integers: nothing to check.
+    # The emulator's rewards are integers, so they are finite.
     rewards = rewards.astype(np.float32)
-    info, first = self._episodes.add(env_ids, rewards, over)
-    done = over | first
+    info, first = self._episodes.add(env_ids, rewards, episode_done)
+    done = episode_done | first
     if self._training:
-      # Counters of some games rise after the start: no end. At 0 lives the game
-      # may be over, or go on for a last one (bank_heist).
+      # Only a decrease is a lost life: some games count up after their start.
+      # And 0 lives need not be the end: bank_heist has a last life then.
       done |= lives < self._lives[env_ids]
       self._lives[env_ids] = lives
     observation = environments.Observation(stacks, ())
@@ -193,8 +181,8 @@ class AtariEnvironments(environments.Environments):
       stop = start + (len(group.env_ids) if group else 1)
       if not group or not np.array_equal(env_ids[start:stop], group.env_ids):
         raise ValueError(
-          'Games take actions in the order in which recv returned them, all of '
-          f'a recv at once; got actions for {env_ids.tolist()}.'
+          'Send the actions for all environments of a recv together, in the '
+          f'order in which recv returned them; got {env_ids.tolist()}.'
         )
       group.send(actions[start:stop])
       self._in_flight.append(self._received.pop(0))
@@ -208,10 +196,10 @@ class AtariEnvironments(environments.Environments):
 
 
 class _AtariGroup:
-  """Some environments that play one game, stepped as one.
+  """Environments of one game that are stepped together.
 
-  Whole games only. The emulator's `episodic_life` would restart the game where
-  a life is lost; the paper's games go on.
+  An episode here is always a full one. The emulator's `episodic_life` would
+  restart the game where a life is lost; in the paper the game goes on.
   """
 
   def __init__(
@@ -226,18 +214,17 @@ class _AtariGroup:
     self._seeds = np.array(seeds)[env_ids]
     self._draws_noops = arguments['noop_max'] > 0
     self._started = False
-    # Where each game of a suite has a group, threads would add up.
+    # With a group for each game of a suite, there would be too many threads.
     num_threads = min(arguments['num_threads'], len(env_ids))
     self._vector = vector_env.AtariVectorEnv(
       level_name, len(env_ids), **arguments | {'num_threads': num_threads}
     )
-    own = [action.name for action in self._vector.ale.get_action_set()]
-    names = list(ale_py.Action.__members__)
-    self.action_meanings = tuple(
-      names if arguments['full_action_space'] else own
-    )
-    # From the run's actions to the game's. One that the game does not know
-    # would hang the emulator for ever.
+    own = _find_action_names(self._vector.ale.get_action_set())
+    self.action_meanings = _ALL_ACTIONS
+    if not arguments['full_action_space']:
+      self.action_meanings = own
+    # From the run's actions to the game's. An action that the game does not
+    # have would hang the emulator for ever.
     self._own_actions = np.array(
       [
         own.index(name) if name in own else own.index('NOOP')
@@ -247,44 +234,66 @@ class _AtariGroup:
     )
 
   def send(self, actions: np.ndarray) -> None:
-    """Starts a step of int32 [n] actions, indices into `action_meanings`."""
+    """Starts a step with int32 [n] actions, indices into `action_meanings`."""
     self._vector.send(self._own_actions[actions])
 
   def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Waits for the step's end.
 
     Returns:
-      int32 [n] rewards, bool [n] where a game has ended and the next has begun,
-      int32 [n] lives, and uint8 [n, 4, 84, 84] stacks of frames.
+      int32 [n], rewards; bool [n], whether an episode has ended and the next
+      has begun; int32 [n], lives; and uint8 [n, 4, 84, 84], stacks of frames.
     """
     if self._started:
       stacks, rewards, terminated, truncated, info = self._vector.recv()
-      over = terminated | truncated
-      begun = over
+      episode_done = terminated | truncated
+      begun = episode_done
     else:
       self._started = True
       stacks, info = self._vector.reset(seed=self._seeds)
       rewards = np.zeros([len(self.env_ids)], np.int32)
-      over = np.zeros([len(self.env_ids)], bool)
-      begun = ~over
+      episode_done = np.zeros([len(self.env_ids)], bool)
+      begun = ~episode_done
     if self._draws_noops and begun.any():
       stacks, info = self._draw_again(begun, stacks, info)
-    # Freshly allocated by the emulator for each call.
-    return rewards, over, info['lives'], stacks
+    # The emulator allocates the stacks anew for each call: no copy is needed.
+    return rewards, episode_done, info['lives'], stacks
 
   def _draw_again(
     self, begun: np.ndarray, stacks: np.ndarray, info: dict[str, np.ndarray]
   ) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-    """Restarts those new games that began without a no-op.
+    """Restarts those new episodes that began without a no-op.
 
-    The emulator draws their number from 0 to the maximum, the paper from 1.
-    Drawing again for 0 keeps all others equally likely.
+    The emulator draws the number of no-ops from 0 to the maximum, the paper
+    from 1. Drawing again after a 0 keeps all others equally likely.
     """
     rejected = begun & (info['episode_frame_number'] == 0)
     while rejected.any():
       stacks, info = self._vector.reset(options={'reset_mask': rejected})
       rejected &= info['episode_frame_number'] == 0
     return stacks, info
+
+
+def find_spec(
+  level_names: Sequence[str], settings: AtariSettings | None = None
+) -> tuple[environments.EnvironmentSpec, dict[str, Any]]:
+  """Returns the spec and `settings()` of environments without making them.
+
+  Args:
+    level_names: see AtariEnvironments.
+    settings: see AtariEnvironments.
+
+  Raises:
+    errors.SettingError: there is no such game.
+  """
+  level_names, settings = _resolve(level_names, settings)
+  action_meanings = _ALL_ACTIONS
+  if not settings.full_action_set:
+    ale_py.ALEInterface.setLoggerMode(ale_py.LoggerMode.Error)
+    ale = ale_py.ALEInterface()
+    ale.loadROM(roms.get_rom_path(level_names[0]))
+    action_meanings = _find_action_names(ale.getMinimalActionSet())
+  return _make_spec(action_meanings, settings), _changed_arguments(settings)
 
 
 def replay(
@@ -296,7 +305,7 @@ def replay(
   """Plays an environment's first game again, in colour.
 
   Args:
-    level_name: see find_game.
+    level_name: see levels.find_game.
     seed: the environment's own, see Environments.seeds.
     actions: of the game, from its first on.
     settings: how the game was played; None for the paper's protocol.
@@ -308,7 +317,7 @@ def replay(
   arguments = _vector_arguments(settings or AtariSettings())
   arguments |= {'grayscale': False, 'img_height': 210, 'img_width': 160}
   group = _AtariGroup(
-    np.zeros([1], np.int32), find_game(level_name), [seed], arguments
+    np.zeros([1], np.int32), levels.find_game(level_name), [seed], arguments
   )
   _, _, _, stacks = group.recv()
   for action in actions:
@@ -318,20 +327,47 @@ def replay(
     yield frame, float(rewards[0]), bool(over[0])
 
 
-def find_game(name: str) -> str:
-  """Returns the ROM's name for any usual spelling of a game.
+def _resolve(
+  level_names: Sequence[str], settings: AtariSettings | None
+) -> tuple[list[str], AtariSettings]:
+  """Returns the names of the games' ROMs, and complete settings."""
+  level_names = [levels.find_game(name) for name in level_names]
+  settings = settings or AtariSettings()
+  # All names count, even if there are too few environments for some.
+  if len(set(level_names)) > 1:
+    settings = dataclasses.replace(settings, full_action_set=True)
+  return level_names, settings
 
-  Args:
-    name: such as 'up_n_down', 'UpNDown' or 'ALE/UpNDown-v5'.
 
-  Raises:
-    ValueError: there is no such game; names some that are near.
-  """
-  return suites.find_level(name, roms.get_all_rom_ids())
+def _make_spec(
+  action_meanings: tuple[str, ...], settings: AtariSettings
+) -> environments.EnvironmentSpec:
+  return environments.EnvironmentSpec(
+    frame_shape=(84, 84),
+    frame_dtype=np.dtype(np.uint8),
+    num_actions=len(action_meanings),
+    frames_per_step=settings.frames_per_step,
+    stack=_STACK,
+    action_meanings=action_meanings,
+  )
+
+
+def _find_action_names(actions: Iterable[ale_py.Action]) -> tuple[str, ...]:
+  return tuple(action.name for action in actions)
+
+
+def _changed_arguments(settings: AtariSettings) -> dict[str, Any]:
+  """Returns the emulator's arguments that differ from ale-py's defaults."""
+  signature = inspect.signature(vector_env.AtariVectorEnv.__init__)
+  return {
+    name: value
+    for name, value in _vector_arguments(settings).items()
+    if value != signature.parameters[name].default
+  }
 
 
 def _vector_arguments(settings: AtariSettings) -> dict[str, Any]:
-  """Returns what the emulator is told."""
+  """Returns the emulator's arguments."""
   return {
     'autoreset_mode': gymnasium.vector.AutoresetMode.SAME_STEP,
     'frameskip': settings.frames_per_step,

@@ -10,9 +10,8 @@ import numpy as np
 import environments
 from envs import in_processes
 from envs import instructions
+import levels
 import py_process_worker
-
-_PREFIX = 'gym:'
 
 
 class GymEnvironments(in_processes.ProcessEnvironments):
@@ -69,7 +68,7 @@ class GymEnvironment:
     random.seed(seed)
     np.random.seed(seed)
     self._seed = seed
-    gym_id = level_name.removeprefix(_PREFIX)
+    gym_id = levels.gym_id(level_name)
     try:
       self._env = gymnasium.make(gym_id, disable_env_checker=True)
     except (gymnasium.error.Error, ModuleNotFoundError) as error:
@@ -121,7 +120,7 @@ def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
   message = ' '.join(str(error).split())
   near = difflib.get_close_matches(gym_id, gymnasium.registry)
   if near and 'Did you mean' not in message:
-    message += f' Did you mean {" or ".join(_PREFIX + name for name in near)}?'
+    message += f' Did you mean {" or ".join(map(levels.gym_level, near))}?'
   return f'Cannot make {level_name}: {message}'
 
 

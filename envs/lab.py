@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-import dmlab30
 import environments
 from envs import in_processes
 from envs import instructions
@@ -24,8 +23,6 @@ from envs import level_cache
 import levels
 import py_process
 import py_process_worker
-
-_PREFIX = 'lab:'
 
 # The paper's actions (table D.2), in Lab's order: look right and look up in
 # pixels a frame, strafe right, move forward, fire, jump, crouch.
@@ -321,7 +318,7 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
     cache = level_cache.LevelCache(settings.level_cache_dir)
   try:
     return deepmind_lab.Lab(
-      _find_path(level_name),
+      levels.lab_path(level_name),
       ['RGB_INTERLEAVED', 'INSTR'],
       config=_make_config(training, settings),
       renderer=settings.renderer,
@@ -334,9 +331,3 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
       f'DeepMind Lab has no level {level_name}: the path of a level is that '
       f'below game_scripts/levels in Lab, without .lua.'
     ) from error
-
-
-def _find_path(level_name: str) -> str:
-  if level_name in dmlab30.NAMES:
-    return dmlab30.LAB_PATH + level_name
-  return level_name.removeprefix(_PREFIX)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import atari57
-from envs import atari
+import levels
 
 
 def _returns(share, **changes):
@@ -56,7 +56,7 @@ def test_a_human_beats_random_play_in_every_game():
   ],
 )
 def test_values(game, episode_return, percent):  # G06.
-  score = atari57.normalize(game, episode_return)
+  score = atari57.SUITE.normalize(game, episode_return)
   assert score == pytest.approx(percent, abs=1e-4)
   # The same game, alone in being any better than random.
   scores = atari57.compute_human_normalized_score(
@@ -113,17 +113,17 @@ def test_names(game):  # G08, C03.
   names = [game, game.replace('_', ''), camel, f'ALE/{camel}-v5']
   assert names[-1] in gymnasium.registry
   for name in names:
-    assert atari57.find_level(name) == game
-    assert atari.find_game(name) == game
-    assert atari57.normalize(name, atari57.HUMAN_SCORES[game]) == (
+    assert atari57.SUITE.find_level(name) == game
+    assert levels.find_game(name) == game
+    assert atari57.SUITE.normalize(name, atari57.HUMAN_SCORES[game]) == (
       pytest.approx(100)
     )
 
 
 def test_unknown_names():  # G08.
   with pytest.raises(ValueError, match='did you mean jamesbond'):
-    atari57.normalize('jamesbnd', 5)
+    atari57.SUITE.normalize('jamesbnd', 5)
   # A game, but none of the 57.
-  assert atari.find_game('adventure') == 'adventure'
+  assert levels.find_game('adventure') == 'adventure'
   with pytest.raises(ValueError, match='adventure'):
-    atari57.normalize('adventure', 5)
+    atari57.SUITE.normalize('adventure', 5)

@@ -255,10 +255,3 @@ class TestSeveralGames:
     envs = contract.make(*atari57.GAMES, num_envs=57, max_batch=57)
     rows = list(contract.step_all(envs, 2 * 57))
     assert {env_id for env_id, _ in rows} == set(range(57))
-
-
-@pytest.mark.parametrize(
-  'name', ['up_n_down', 'UpNDown', 'ALE/UpNDown-v5', 'upndown']
-)
-def test_spellings_of_games(name):
-  assert atari.find_game(name) == 'up_n_down'

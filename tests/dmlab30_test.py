@@ -165,29 +165,29 @@ def test_refuses_two_names_of_one_level():
 
 
 def test_normalizes_one_level():
-  assert dmlab30.normalize('rooms_watermaze', 4.065) == pytest.approx(0)
-  assert dmlab30.normalize(
+  assert dmlab30.SUITE.normalize('rooms_watermaze', 4.065) == pytest.approx(0)
+  assert dmlab30.SUITE.normalize(
     'rooms_collect_good_objects_train', 10
   ) == pytest.approx(100)
-  assert dmlab30.normalize(
+  assert dmlab30.SUITE.normalize(
     'contributed/dmlab30/language_execute_random_task', 124.0685
   ) == pytest.approx(50, abs=1e-4)
   with pytest.raises(ValueError, match='did you mean rooms_watermaze'):
-    dmlab30.normalize('rooms_watermaz', 5)
+    dmlab30.SUITE.normalize('rooms_watermaz', 5)
 
 
 @pytest.mark.parametrize('name', dmlab30.NAMES)
 def test_finds_levels(name):
-  assert dmlab30.find_level(name) == name
-  assert dmlab30.find_level(f'contributed/dmlab30/{name}') == name
-  assert dmlab30.find_level(f'lab:contributed/dmlab30/{name}') == name
+  assert dmlab30.SUITE.find_level(name) == name
+  assert dmlab30.SUITE.find_level(f'contributed/dmlab30/{name}') == name
+  assert dmlab30.SUITE.find_level(f'lab:contributed/dmlab30/{name}') == name
 
 
 def test_does_not_find_what_is_not_there():
   with pytest.raises(ValueError, match='did you mean .*skymaze_irreversible'):
-    dmlab30.find_level('contributed/dmlab30/skymaze_irreversible_path')
+    dmlab30.SUITE.find_level('contributed/dmlab30/skymaze_irreversible_path')
   with pytest.raises(ValueError, match='like rooms_watermaze'):
-    dmlab30.find_level('pong')
+    dmlab30.SUITE.find_level('pong')
 
 
 def test_needs_no_tensorflow():
