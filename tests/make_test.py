@@ -28,22 +28,23 @@ def test_refuses_unknown_games_and_mixtures():
 
 class TestFindSpec:
   @pytest.mark.parametrize(
-    ('level_names', 'settings'),
+    ('level_names', 'settings', 'num_actions'),
     [
-      (['pong'], None),
-      (['Freeway'], atari.AtariSettings(frames_per_step=2)),
-      (['pong'], atari.AtariSettings(full_action_set=True, num_threads=1)),
-      (['pong', 'ALE/Breakout-v5'], None),
-      (['pong', 'ALE/Pong-v5'], None),  # One game: it keeps its own actions.
-      (['gym:CartPole-v1'], None),
-      (['gym:tests.count_env:Text-v0', 'gym:tests.count_env:Text-v0'], None),
+      (['pong'], None, 6),
+      (['Freeway'], atari.AtariSettings(frames_per_step=2), 3),
+      (['pong'], atari.AtariSettings(full_action_set=True, num_threads=1), 18),
+      (['pong', 'ALE/Breakout-v5'], None, 18),
+      (['pong', 'ALE/Pong-v5'], None, 6),  # Two names of one game.
+      (['gym:CartPole-v1'], None, 2),
+      (['gym:tests.count_env:Text-v0', 'gym:tests.count_env:Text-v0'], None, 2),
     ],
   )
-  def test_is_that_of_environments(self, level_names, settings):
-    found = make_lib.find_spec(level_names, atari_settings=settings)
+  def test_is_that_of_environments(self, level_names, settings, num_actions):
+    spec, about = make_lib.find_spec(level_names, atari_settings=settings)
+    assert spec.num_actions == num_actions
     envs = contract.make(*level_names, num_envs=2, atari_settings=settings)
     with contextlib.closing(envs):
-      assert found == (envs.spec, envs.settings())
+      assert (spec, about) == (envs.spec, envs.settings())
 
   def test_does_not_reset(self):
     spec, _ = make_lib.find_spec(['gym:tests.count_env:CountRaiseAtReset-v0'])
