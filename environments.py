@@ -1,19 +1,18 @@
 """The contract of all environments.
 
-`envs.make.make_environments` returns E environments. `recv` gives the outputs
-of those that are ready, with their numbers, and `send` lets them take a step:
+`envs.make.make_environments` returns E environments. `recv` returns the outputs
+of those that are ready, with their ids, and `send` starts their next step:
 
   envs = make.make_environments(['pong'], num_envs=32, seed=1, training=True)
   while True:
     env_ids, env_outputs = envs.recv()
     envs.send(choose_actions(env_ids, env_outputs), env_ids)
 
-Each family has a module of its own in `envs`: `atari`, `lab`, `gym`. None of
-them may import TensorFlow, nor may this one: environments run in processes that
-do without it.
+Each family has a module in `envs`: `atari`, `lab`, `gym`. Neither they nor this
+module may import TensorFlow: environments run in processes without it.
 
-A time limit ends an episode just as its natural end does, and nothing is
-bootstrapped from its last observation: the choice of the original IMPALA.
+An episode that a time limit cuts counts as ended: no value is bootstrapped from
+its last observation. The original IMPALA does the same.
 """
 
 import abc
@@ -28,14 +27,14 @@ from envs import instructions
 
 
 class StepOutputInfo(NamedTuple):
-  """The episode so far, over full games; n is the number of ready environments.
+  """Totals of the full episode so far; n environments are ready.
 
   Attributes:
     episode_return: float32 [n], the sum of all rewards, unclipped.
     episode_step: int32 [n], agent steps.
-    episode_done: bool [n], true where the other two are the totals of a
-      finished game. Differs from `done` where a lost life ends an episode for
-      learning, and in the very first output.
+    episode_done: bool [n], whether the full episode has ended: the other two
+      are its totals then. It differs from `done` where a lost life ends an
+      episode for learning, and in an environment's very first output.
   """
 
   episode_return: np.ndarray
@@ -50,7 +49,7 @@ class Observation(NamedTuple):
     frame: [n, ...], the image or vector, or a stack of images, see
       EnvironmentSpec.
     instruction: int16 [n, instructions.MAX_WORDS], see instructions.hash_words;
-      `()` in environments without language.
+      `()` in environments without instructions.
   """
 
   frame: np.ndarray
@@ -58,16 +57,16 @@ class Observation(NamedTuple):
 
 
 class StepOutput(NamedTuple):
-  """What arrives with an observation.
+  """The result of a step.
 
-  Where `done` is true, the observation opens the next episode, while the reward
-  and the info still belong to the one before. The very first output of an
-  environment has `done` true, reward 0 and an info of zeros.
+  Where `done` is true, the observation is the first of the next episode, while
+  the reward and the info belong to the episode that has ended. The very first
+  output of an environment has `done` true, reward 0 and an info of zeros.
 
   Attributes:
     reward: float32 [n], unclipped.
     info: a StepOutputInfo.
-    done: bool [n], whether an episode ended with this reward.
+    done: bool [n], whether the episode ended with this reward.
     observation: an Observation.
   """
 
@@ -82,15 +81,15 @@ class EnvironmentSpec:
   """What all environments of one run have in common.
 
   Attributes:
-    frame_shape: the shape of one frame, or vector.
-    frame_dtype: its type, np.uint8 for images and else np.float32.
+    frame_shape: the shape of one frame, which is an image or a vector.
+    frame_dtype: np.uint8 for images, np.float32 for vectors.
     num_actions: actions are 0 to num_actions - 1.
     frames_per_step: environment frames in one agent step (action repeats).
-    stack: S, how many successive frames the agent sees at once. Above 1, all
-      S are in an observation: [S, *frame_shape], oldest first, blank before
-      the game began, which is later than `done` where a life was lost.
+    stack: S, how many successive frames the agent sees at once. If S > 1, an
+      observation contains all of them: [S, *frame_shape], oldest first. Those
+      from before the full episode are blank; a lost life blanks nothing.
     action_meanings: the actions' names, or None.
-    has_instruction: whether observations come with an instruction in words.
+    has_instruction: whether observations contain an instruction in words.
   """
 
   frame_shape: tuple[int, ...]
@@ -110,7 +109,7 @@ class EnvironmentSpec:
 
   @property
   def observation_arrays(self) -> list[tuple[tuple[int, ...], np.dtype]]:
-    """Shape and type of each array that makes up one observation."""
+    """The shape and dtype of each array of one observation."""
     arrays = [(self.observation_shape, self.frame_dtype)]
     if self.has_instruction:
       arrays.append(((instructions.MAX_WORDS,), np.dtype(np.int16)))
@@ -140,15 +139,16 @@ class Environments(abc.ABC):
     """Checks and keeps what all families share.
 
     Args:
-      level_names: levels, given to the environments round robin.
+      level_names: levels, at least one; environments take them round robin.
       num_envs: E.
-      seed: what the environments' own seeds are derived from. Give different
-        actors of one run different ones, such as [seed, actor].
+      seed: the environments' own seeds are derived from it. Actors of one run
+        need different ones, such as [seed, actor].
       max_batch: see above; None for half the environments, so that one half
         steps while the policy works on the other.
+
+    Raises:
+      ValueError: a number is out of range.
     """
-    if not level_names:
-      raise ValueError('level_names is empty: name at least one level.')
     if num_envs < 1:
       raise ValueError(f'num_envs must be at least 1, got {num_envs}.')
     if max_batch is None:
@@ -174,21 +174,22 @@ class Environments(abc.ABC):
     """Waits for environments that are ready for their next action.
 
     Args:
-      timeout_secs: the longest wait for environments that can be slow; None
-        waits for ever.
+      timeout_secs: the longest wait, in families whose environments can be
+        slow; None waits for ever.
 
     Returns:
-      int32 [n], the environments' numbers, and a StepOutput. The arrays are the
-      caller's to keep. n is from 1 to max_batch, or 0 if the time ran out.
+      int32 [n], the environments' ids, and a StepOutput. The arrays belong to
+      the caller. n is from 1 to max_batch, or 0 after a timeout.
 
     Raises:
-      py_process.EnvironmentFailed: an environment raised, died, or gave a
-        reward or an observation that is not finite.
+      py_process.EnvironmentFailed: an environment raised, died, or returned a
+        reward or an observation that is not finite or too large.
+      RuntimeError: no environment is in flight.
     """
 
   @abc.abstractmethod
   def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
-    """Lets environments take a step; does not wait.
+    """Starts a step of environments; does not wait for it.
 
     Args:
       actions: int32 [n].
@@ -200,17 +201,17 @@ class Environments(abc.ABC):
 
   @abc.abstractmethod
   def close(self) -> None:
-    """Ends all environments; calling it again does nothing.
+    """Ends all environments; a second call does nothing.
 
-    Not while another thread is in `recv` or `send`.
+    No other thread may be in `recv` or `send`.
     """
 
   def settings(self) -> dict[str, Any]:
-    """Returns what was set in the library below, away from its defaults."""
+    """Returns the settings of the underlying library, for the log of a run."""
     return {}
 
   def _check_actions(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
-    num_actions = self.spec.num_actions
+    """Raises ValueError for actions that no environment may get."""
     if actions.shape != env_ids.shape or actions.ndim != 1:
       raise ValueError(
         f'Expected one action for each of {len(env_ids)} environments, got '
@@ -219,14 +220,20 @@ class Environments(abc.ABC):
     if actions.dtype.kind not in 'iu':
       raise ValueError(f'Actions must be integers, got {actions.dtype}.')
     # An action out of range would hang the Atari emulator for ever.
-    if len(actions) and not 0 <= actions.min() <= actions.max() < num_actions:
+    wrong = (actions < 0) | (actions >= self.spec.num_actions)
+    if wrong.any():
+      got = [
+        f'{action} for environment {env_id} ({self.level_names[env_id]})'
+        for action, env_id in zip(actions[wrong], env_ids[wrong], strict=True)
+      ]
       raise ValueError(
-        f'Actions must be from 0 to {num_actions - 1}, got {actions.tolist()}.'
+        f'Actions must be from 0 to {self.spec.num_actions - 1}, got '
+        f'{", ".join(got)}.'
       )
 
 
 class EpisodeTotals:
-  """Adds up each environment's return and steps over full games."""
+  """Adds up each environment's return and steps over full episodes."""
 
   def __init__(self, num_envs: int):
     self._returns = np.zeros([num_envs], np.float64)
@@ -234,40 +241,42 @@ class EpisodeTotals:
     self._started = np.zeros([num_envs], bool)
 
   def add(
-    self, env_ids: np.ndarray, rewards: np.ndarray, over: np.ndarray
+    self, env_ids: np.ndarray, rewards: np.ndarray, episode_done: np.ndarray
   ) -> tuple[StepOutputInfo, np.ndarray]:
-    """Counts one step of each of n environments.
+    """Adds one step of each of n environments.
 
     Args:
       env_ids: int32 [n].
       rewards: float32 [n].
-      over: bool [n], where a full game has ended.
+      episode_done: bool [n], whether a full episode has ended.
 
     Returns:
       The totals including this step, and bool [n]: whether this is the very
-      first output, which counts as no step.
+      first output of the environment, which does not count as a step.
     """
     first = ~self._started[env_ids]
     self._started[env_ids] = True
     self._returns[env_ids] += rewards
     self._steps[env_ids] += ~first
     info = StepOutputInfo(
-      self._returns[env_ids].astype(np.float32), self._steps[env_ids], over
+      self._returns[env_ids].astype(np.float32),
+      self._steps[env_ids],
+      episode_done,
     )
-    finished = env_ids[over]
+    finished = env_ids[episode_done]
     self._returns[finished] = 0
     self._steps[finished] = 0
     return info, first
 
   def forget(self, env_id: int) -> None:
-    """Drops an episode: the environment's next output is a very first one."""
+    """Drops an episode: the environment's next output is its very first."""
     self._returns[env_id] = 0
     self._steps[env_id] = 0
     self._started[env_id] = False
 
 
 def count_cores() -> int:
-  """Returns how many cores this process may use."""
+  """Returns the number of CPU cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1

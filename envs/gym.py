@@ -1,7 +1,9 @@
-"""Gymnasium environments, each in a process of its own."""
+"""Gymnasium environments, each in its own process."""
 
 from collections.abc import Sequence
+import contextlib
 import difflib
+import functools
 import random
 
 import gymnasium
@@ -11,14 +13,15 @@ import environments
 from envs import in_processes
 from envs import instructions
 import levels
+import py_process
 import py_process_worker
 
 
 class GymEnvironments(in_processes.ProcessEnvironments):
-  """Gymnasium environments that step and restart without waiting for others.
+  """Gymnasium environments that step and reset without waiting for others.
 
   An episode ends where the environment terminates or truncates it, and the next
-  begins in the same step: no action is lost on a restart.
+  begins in the same step: no action is lost on a reset.
   """
 
   def __init__(
@@ -40,12 +43,29 @@ class GymEnvironments(in_processes.ProcessEnvironments):
       max_restarts: see py_process.EnvironmentProcesses.
 
     Raises:
-      ValueError: a level is unknown or has spaces that do not fit.
+      errors.SettingError: a level is unknown, or its spaces are not supported
+        or differ from those of the others.
       py_process.EnvironmentFailed: an environment could not be made.
     """
     super().__init__(
       GymEnvironment, level_names, num_envs, seed, max_batch, max_restarts
     )
+
+
+def find_spec(level_name: str) -> environments.EnvironmentSpec:
+  """Returns the spec of an environment, which is made for it but not reset.
+
+  Args:
+    level_name: see GymEnvironments.
+
+  Raises:
+    errors.SettingError: it does not exist, or its spaces are not supported.
+    py_process.EnvironmentFailed: it could not be made.
+  """
+  make_environment = functools.partial(GymEnvironment, level_name, 0)
+  processes = py_process.EnvironmentProcesses([make_environment], [level_name])
+  with contextlib.closing(processes):
+    return processes.specs[0]
 
 
 class GymEnvironment:
@@ -58,11 +78,11 @@ class GymEnvironment:
       level_name: see GymEnvironments.
       seed: for the first reset, and for code that draws from the global
         generators of Python and NumPy.
-      num_restarts: added to the seed: what failed is not played again.
+      num_restarts: added to the seed, so that what failed is not repeated.
 
     Raises:
-      py_process_worker.UnusableLevelError: it does not exist or has spaces that
-        are not supported.
+      py_process_worker.UnusableLevelError: it does not exist, or its spaces are
+        not supported.
     """
     seed += num_restarts
     random.seed(seed)
@@ -81,7 +101,7 @@ class GymEnvironment:
     self._first_action = int(self._env.action_space.start)
 
   def reset(self) -> Sequence[np.ndarray]:
-    """Starts an episode; only the very first one is seeded."""
+    """Starts an episode; only the first one is seeded."""
     observation, _ = self._env.reset(seed=self._seed)
     self._seed = None
     return self._split(observation)
@@ -101,7 +121,7 @@ class GymEnvironment:
     return self._check(frame), instructions.hash_words(text)
 
   def _check(self, frame) -> np.ndarray:
-    """Returns the frame; refuses what would be made to fit."""
+    """Returns the frame; refuses one that would have to be cast or cut."""
     frame, spec = np.asarray(frame), self.spec
     fits = np.can_cast(frame.dtype, spec.frame_dtype, 'same_kind')
     if frame.shape != spec.frame_shape or not fits:
@@ -125,10 +145,10 @@ def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
 
 
 def _find_keys(space: gymnasium.Space) -> tuple[str, str] | None:
-  """Returns the keys of frame and text in a Dict of just these two."""
+  """Returns the keys of frame and text in a Dict of exactly these two."""
   if not isinstance(space, gymnasium.spaces.Dict) or len(space.spaces) != 2:
     return None
-  # Not only Text: MiniGrid has a space of its own for missions.
+  # Samples tell: MiniGrid's missions have a space of their own, not Text.
   texts = [k for k, s in space.spaces.items() if isinstance(s.sample(), str)]
   if len(texts) != 1:
     return None
@@ -139,7 +159,7 @@ def _find_keys(space: gymnasium.Space) -> tuple[str, str] | None:
 def _make_spec(
   level_name: str, env: gymnasium.Env, keys: tuple[str, str] | None
 ) -> environments.EnvironmentSpec:
-  """Checks the spaces and returns what the agent needs to know of them."""
+  """Checks the spaces and returns their spec."""
   actions, observations = env.action_space, env.observation_space
   if keys:
     observations = observations[keys[0]]
@@ -157,8 +177,8 @@ def _make_spec(
   )
   if not is_vector and not is_image:
     raise py_process_worker.UnusableLevelError(
-      f'{level_name} has the observation space {observations}; only a Box is '
-      f'supported that is a vector, or an image of uint8 [H, W] or [H, W, C], '
+      f'{level_name} has the observation space {observations}; only a '
+      f'Box is supported, of a vector or an image (uint8 [H, W] or [H, W, C]), '
       f'alone or in a Dict with a Text.'
     )
   meanings = getattr(env.unwrapped, 'get_action_meanings', lambda: None)()

@@ -1,7 +1,8 @@
-"""Instructions in words, as the fixed row of numbers that the agent reads.
+"""Instructions in words, hashed to arrays of a fixed size.
 
-They cross process borders and the queue in this form: 128 bytes a step, however
-long the text. No TensorFlow: environments' processes do without it.
+In this form they travel between processes and through the queue: 128 bytes per
+step, however long the text is. Environments' processes import this: no
+TensorFlow.
 """
 
 import functools
@@ -13,7 +14,7 @@ MAX_WORDS = 64
 NUM_BUCKETS = 1_000
 
 
-@functools.lru_cache(maxsize=1024)  # A level repeats its text at every step.
+@functools.lru_cache(maxsize=1024)  # Most steps repeat the text.
 def hash_words(text: str) -> np.ndarray:
   """Hashes each word into one of 1,000 buckets (released code, `_instruction`).
 
@@ -22,13 +23,13 @@ def hash_words(text: str) -> np.ndarray:
       beyond the 64th are dropped.
 
   Returns:
-    int16 [MAX_WORDS], read-only: 1 to NUM_BUCKETS for a word, and 0 behind the
-    last one. The same everywhere: Python's own hash differs between processes.
+    int16 [MAX_WORDS], read-only: 1 to NUM_BUCKETS for a word, and 0 after the
+    last one. The same in all processes, unlike Python's own hash.
   """
   words = text.split()[:MAX_WORDS]
   ids = np.zeros([MAX_WORDS], np.int16)
   for i, word in enumerate(words):
-    code = zlib.crc32(word.encode('utf-8', 'surrogatepass'))
-    ids[i] = 1 + code % NUM_BUCKETS
+    checksum = zlib.crc32(word.encode('utf-8', 'surrogatepass'))
+    ids[i] = 1 + checksum % NUM_BUCKETS
   ids.flags.writeable = False
   return ids

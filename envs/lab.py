@@ -1,7 +1,7 @@
-"""Levels of DeepMind Lab, each in a process of its own.
+"""Levels of DeepMind Lab, each in its own process.
 
-Lab must have such a process: its renderer crashes where TensorFlow is loaded.
-Nothing here, nor what is imported from here, may import TensorFlow.
+Lab's renderer crashes in a process that has loaded TensorFlow: nothing here,
+nor what is imported from here, may import it.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,9 +23,10 @@ from envs import level_cache
 import levels
 import py_process
 import py_process_worker
+from runtime import errors
 
-# The paper's actions (table D.2), in Lab's order: look right and look up in
-# pixels a frame, strafe right, move forward, fire, jump, crouch.
+# The paper's actions (table D.2), as Lab's numbers: look right and look up in
+# pixels per frame, strafe right, move forward, fire, jump, crouch.
 ACTIONS = {
   'forward': (0, 0, 0, 1, 0, 0, 0),
   'backward': (0, 0, 0, -1, 0, 0, 0),
@@ -37,18 +38,18 @@ ACTIONS = {
   'forward and look right': (20, 0, 0, 1, 0, 0, 0),
   'fire': (0, 0, 0, 0, 1, 0, 0),
 }
-# An array for each: Lab misreads one that is not contiguous, silently.
+# One array each: Lab silently misreads an array that is not contiguous.
 _ACTIONS = [np.array(action, np.intc) for action in ACTIONS.values()]
 
-# The random numbers of evaluation, as in the released code: other mazes and
-# objects than in training.
+# Mixed into the seeds in evaluation, as in the released code: mazes and objects
+# are not those of training.
 _TEST_MIXER_SEED = 0x600D5EED
 
 _PICTURE_LEVELS = (
   'psychlab_arbitrary_visuomotor_mapping',
   'psychlab_continuous_recognition',
 )
-# What Lab takes in place of a folder; it then shows plain colours.
+# What Lab takes in place of a folder, to show plain colours.
 _NO_PICTURES = 'dummy'
 _FIRST_PICTURE = '0001.png'
 
@@ -64,7 +65,8 @@ class LabSettings:
     renderer: 'software', or 'hardware' for a GPU and what it needs.
     dataset_path: the folder of the pictures that some levels show, or 'dummy'
       for plain colours instead.
-    level_cache_dir: a folder for compiled maps, see level_cache; None for none.
+    level_cache_dir: the folder of a cache of compiled maps, see level_cache;
+      None for no cache.
   """
 
   width: int = 96
@@ -78,22 +80,22 @@ class LabSettings:
     for name in ('width', 'height'):
       size = getattr(self, name)
       if size < 4 or size % 4:
-        raise ValueError(
+        raise errors.SettingError(
           f'{name} must be a positive multiple of 4 in DeepMind Lab, got '
           f'{size}.'
         )
     if self.frames_per_step < 1:
-      raise ValueError(
+      raise errors.SettingError(
         f'frames_per_step must be at least 1, got {self.frames_per_step}.'
       )
     if self.renderer not in ('software', 'hardware'):
-      raise ValueError(
+      raise errors.SettingError(
         f'renderer must be software or hardware, got {self.renderer!r}.'
       )
 
 
 class LabEnvironments(in_processes.ProcessEnvironments):
-  """Levels of DeepMind Lab; none waits for another's restart or new map."""
+  """Levels of DeepMind Lab; none waits for another's reset or new map."""
 
   def __init__(
     self,
@@ -113,21 +115,21 @@ class LabEnvironments(in_processes.ProcessEnvironments):
         name of a level of DMLab-30.
       num_envs: see Environments.
       seed: see Environments.
-      training: whether the agent learns from them; if not, levels that are held
-        out can be played, and all draw from the random numbers of evaluation.
+      training: whether the agent learns from them. If not, held-out levels can
+        be played, and seeds are mixed with that of evaluation.
       max_batch: see Environments.
       max_restarts: see py_process.EnvironmentProcesses.
       settings: how levels are played; None for the paper's.
 
     Raises:
-      ValueError: a level is unknown or cannot be played with these settings, or
-        DeepMind Lab is not installed.
+      errors.SettingError: a level is unknown or cannot be played with these
+        settings, or DeepMind Lab is not installed.
       py_process.EnvironmentFailed: an environment could not be made.
     """
     self._settings = settings or LabSettings()
     self._training = training
     check_levels(level_names, self._settings.dataset_path)
-    # Labs that are ended in the middle of a reset leave files behind.
+    # A Lab that is killed during a reset leaves files behind.
     self._scratch = tempfile.TemporaryDirectory(
       prefix='lab_environments_', ignore_cleanup_errors=True
     )
@@ -146,12 +148,8 @@ class LabEnvironments(in_processes.ProcessEnvironments):
       raise
 
   def settings(self) -> dict[str, Any]:
-    """Returns what Lab is told; see Environments."""
-    told = {'renderer': self._settings.renderer}
-    told |= _make_config(self._training, self._settings)
-    if self._settings.level_cache_dir:
-      told['level_cache'] = self._settings.level_cache_dir
-    return told
+    """Returns the settings of Lab; see Environments."""
+    return _describe_settings(self._training, self._settings)
 
   def close(self) -> None:
     """Ends all processes within 3 s."""
@@ -177,7 +175,7 @@ class LabEnvironment:
     Args:
       level_name: see LabEnvironments.
       seed: what the seeds of all its episodes are drawn from.
-      num_restarts: added to the seed: what failed is not played again.
+      num_restarts: added to the seed, so that what failed is not repeated.
       training: see LabEnvironments.
       settings: how it is played.
       scratch_dir: a folder for temporary files.
@@ -185,15 +183,7 @@ class LabEnvironment:
     Raises:
       py_process_worker.UnusableLevelError: the level does not exist.
     """
-    self.spec = environments.EnvironmentSpec(
-      frame_shape=(settings.height, settings.width, 3),
-      frame_dtype=np.dtype(np.uint8),
-      num_actions=len(ACTIONS),
-      frames_per_step=settings.frames_per_step,
-      stack=1,
-      action_meanings=tuple(ACTIONS),
-      has_instruction=True,
-    )
+    self.spec = _make_spec(settings)
     self._random = random.Random(seed + num_restarts)
     self._observation = None
     os.environ['TMPDIR'] = scratch_dir
@@ -203,19 +193,20 @@ class LabEnvironment:
     """Starts an episode, which can take a minute; see level_cache.
 
     Returns:
-      uint8 [H, W, 3], and the instruction's int16 [instructions.MAX_WORDS].
+      The frame, uint8 [H, W, 3], and the instruction, int16
+      [instructions.MAX_WORDS].
     """
     self._lab.reset(seed=self._random.getrandbits(31))  # Takes no NumPy int.
     self._observation = self._observe()
     return self._observation
 
   def step(self, action: int) -> tuple[environments.Observation, float, bool]:
-    """Repeats an action; at the end, shows what was last seen before it."""
+    """Repeats an action; an episode's end repeats the observation before it."""
     reward = self._lab.step(
       _ACTIONS[action], num_steps=self.spec.frames_per_step
     )
     running = self._lab.is_running()
-    if running:  # Lab shows nothing after the end.
+    if running:  # Lab has no observation after the end.
       self._observation = self._observe()
     return self._observation, reward, not running
 
@@ -226,7 +217,7 @@ class LabEnvironment:
     )
 
   def close(self) -> None:
-    """Closes the level. Nothing may be called after it."""
+    """Closes the level; no method may be called after it."""
     self._lab.close()
 
 
@@ -271,18 +262,21 @@ def replay(
 
 
 def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
-  """Raises ValueError where DeepMind Lab or what it shows is missing.
+  """Checks that DeepMind Lab and the pictures that it shows are there.
 
-  Lab itself misses its pictures only at the level's first reset.
+  Lab itself fails without its pictures only at the level's first reset.
 
   Args:
-    level_names: see LabEnvironments; levels of other families are not minded.
+    level_names: see LabEnvironments; levels of other families are ignored.
     dataset_path: see LabSettings.
+
+  Raises:
+    errors.SettingError: something is missing.
   """
   names = [n for n in level_names if levels.find_family(n) == 'lab']
-  # Looked for, not imported: that is for the environments' processes.
+  # Not imported: only the environments' processes may do that.
   if names and importlib.util.find_spec('deepmind_lab') is None:
-    raise ValueError(
+    raise errors.SettingError(
       f'{names[0]} needs the Python package of DeepMind Lab, which is not '
       f'installed: the section "DeepMind Lab" of README.md says how to get it.'
     )
@@ -291,15 +285,56 @@ def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
   if not pictured or path == _NO_PICTURES:
     return
   if not path or not os.path.exists(os.path.join(path, _FIRST_PICTURE)):
-    raise ValueError(
+    raise errors.SettingError(
       f'Pictures are missing for {" and ".join(pictured)}: set --dataset_path '
       f'to the folder of those by Brady et al. (2008), with {_FIRST_PICTURE} '
       f'in it, or to {_NO_PICTURES} for plain colours; it is {path!r}.'
     )
 
 
+def find_spec(
+  level_names: Sequence[str], settings: LabSettings | None = None
+) -> tuple[environments.EnvironmentSpec, dict[str, Any]]:
+  """Returns the spec and `settings()` of training environments.
+
+  Starts no Lab, so levels that Lab does not have are not noticed.
+
+  Args:
+    level_names: see LabEnvironments.
+    settings: see LabEnvironments.
+
+  Raises:
+    errors.SettingError: see check_levels.
+  """
+  settings = settings or LabSettings()
+  check_levels(level_names, settings.dataset_path)
+  return _make_spec(settings), _describe_settings(
+    training=True, settings=settings
+  )
+
+
+def _make_spec(settings: LabSettings) -> environments.EnvironmentSpec:
+  return environments.EnvironmentSpec(
+    frame_shape=(settings.height, settings.width, 3),
+    frame_dtype=np.dtype(np.uint8),
+    num_actions=len(ACTIONS),
+    frames_per_step=settings.frames_per_step,
+    stack=1,
+    action_meanings=tuple(ACTIONS),
+    has_instruction=True,
+  )
+
+
+def _describe_settings(training: bool, settings: LabSettings) -> dict[str, Any]:
+  """Returns what Lab's constructor gets, by name."""
+  about = {'renderer': settings.renderer} | _make_config(training, settings)
+  if settings.level_cache_dir:
+    about['level_cache'] = settings.level_cache_dir
+  return about
+
+
 def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
-  """Returns what a level is told; Lab takes no value but a string."""
+  """Returns the level's settings; Lab takes strings only."""
   config = {'width': str(settings.width), 'height': str(settings.height)}
   if settings.dataset_path:
     config['datasetPath'] = settings.dataset_path
@@ -311,7 +346,7 @@ def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
 
 def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
   """Returns a deepmind_lab.Lab."""
-  import deepmind_lab  # Not on PyPI: only who plays its levels needs it.
+  import deepmind_lab  # Not on PyPI: needed only to play its levels.
 
   cache = None
   if settings.level_cache_dir:
@@ -328,6 +363,6 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
     if 'Level not found' not in str(error):
       raise
     raise py_process_worker.UnusableLevelError(
-      f'DeepMind Lab has no level {level_name}: the path of a level is that '
-      f'below game_scripts/levels in Lab, without .lua.'
+      f'DeepMind Lab has no level {level_name}: the path is relative to '
+      f'game_scripts/levels in Lab, without .lua.'
     ) from error

@@ -1,8 +1,8 @@
-"""Keeps DeepMind Lab's compiled maps, for all actors that share a folder.
+"""Caches DeepMind Lab's compiled maps for all actors that share a folder.
 
-A map can take a minute to compile, and episode after episode returns to the
-same ones. `deepmind_lab.Lab` asks a cache for them. Nothing here may import
-TensorFlow: environments run in processes that do without it.
+A map can take a minute to compile, and many episodes use the same ones.
+`deepmind_lab.Lab` asks a cache for them. Nothing here may import TensorFlow:
+environments run in processes without it.
 """
 
 import contextlib
@@ -21,12 +21,12 @@ class LevelCache:
   Any number of processes may use a folder, on one machine or mounted on many.
   It grows without limit, and any file in it may be removed at any time.
 
-  No call raises. What `fetch` and `write` raise would end the episode, and a
-  broken map would end the whole process without a word.
+  No call raises: an exception in `fetch` or `write` would end the episode, and
+  a broken map would end the whole process without a message.
   """
 
   def __init__(self, directory: str | os.PathLike):
-    """Takes a folder, which is made when there is something to put into it."""
+    """Takes the folder, which is created by the first write."""
     self._directory = pathlib.Path(directory)
     self._warned = False
 
@@ -38,7 +38,7 @@ class LevelCache:
       pk3_path: the copy's path.
 
     Returns:
-      Whether the copy is there and whole; if not, Lab compiles the map.
+      Whether the copy exists and is intact; if not, Lab compiles the map.
     """
     entry = self._directory / key
     try:
@@ -47,7 +47,7 @@ class LevelCache:
       return True
     except FileNotFoundError:
       return False
-    except Exception as error:  # Damaged bytes can lead zipfile anywhere.
+    except Exception as error:  # zipfile may raise anything here.
       console.warn(f'ignored the map {entry} ({error}). It is compiled anew.')
       with contextlib.suppress(OSError):
         os.remove(pk3_path)
@@ -56,14 +56,14 @@ class LevelCache:
   def write(self, key: str, pk3_path: str) -> None:
     """Keeps a copy of a map that Lab has compiled, in place of any older one.
 
-    Says so on stderr, once, if that is impossible. A writer that is killed
-    leaves a file with a dot in front, which is never read.
+    Warns on stderr, once, if that is impossible. A writer that is killed leaves
+    a file whose name begins with a dot, which is never read.
 
     Args:
       key: the map's name, unique to its contents.
       pk3_path: the map's path.
     """
-    # Others see all of an entry or nothing.
+    # Renamed once complete: others see all of an entry or nothing.
     new = self._directory / f'.{key}.{uuid.uuid4().hex}'
     try:
       self._directory.mkdir(parents=True, exist_ok=True)

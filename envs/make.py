@@ -5,6 +5,7 @@ from typing import Any
 
 import environments
 import levels
+from runtime import errors
 
 _MAX_RESTARTS = 3
 
@@ -22,17 +23,17 @@ def make_environments(
   """Makes environments from the names of their levels.
 
   Args:
-    level_names: an Atari game in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), or one or more levels of DeepMind Lab ('lab:<path>', or
-      the bare name for DMLab-30) or Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>'), which environments take round robin.
-    num_envs: how many.
-    seed: what the environments' own seeds are derived from. Give different
-      actors of one run different ones, such as [seed, actor].
-    training: whether the agent learns from them. A lost life then ends an
-      episode of an Atari game, and another environment that fails is made anew,
-      at most 3 times in a row without an episode that came to its end. Levels
-      that DeepMind Lab holds out for testing cannot be played.
+    level_names: Atari games in any spelling ('up_n_down', 'UpNDown',
+      'ALE/UpNDown-v5'), levels of DeepMind Lab ('lab:<path>', or the bare name
+      for DMLab-30) or Gymnasium environments ('gym:<id>',
+      'gym:<module>:<id>'). Environments take them round robin.
+    num_envs: number of environments.
+    seed: the environments' own seeds are derived from it. Actors of one run
+      need different ones, such as [seed, actor].
+    training: whether the agent learns from them. If so, a lost life ends an
+      episode of an Atari game; a Lab or Gymnasium environment that fails is
+      made anew, at most 3 times in a row without a completed episode; and
+      levels that DeepMind Lab holds out for testing cannot be played.
     max_batch: the most environments that one `recv` returns; None for half of
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari.AtariSettings; None for the paper's.
@@ -42,26 +43,21 @@ def make_environments(
     The environments. Close them after use.
 
   Raises:
-    ValueError: a level is unknown, cannot be trained on, or does not go
-      together with the others.
+    errors.SettingError: a level is unknown, cannot be trained on, or cannot be
+      combined with the others.
     py_process.EnvironmentFailed: an environment could not be made.
   """
-  families = {levels.find_family(name) for name in level_names}
-  if len(families) > 1:
-    raise ValueError(
-      f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
-      f'share a run: {", ".join(level_names)}.'
-    )
+  family = _find_family(level_names)
   # A score must not depend on which episodes failed.
   max_restarts = _MAX_RESTARTS if training else 0
-  # Only what a run needs is imported.
-  if 'gym' in families:
+  # Each family is imported only where it is used.
+  if family == 'gym':
     from envs import gym
 
     return gym.GymEnvironments(
       level_names, num_envs, seed, max_batch, max_restarts
     )
-  if 'lab' in families:
+  if family == 'lab':
     from envs import lab
 
     return lab.LabEnvironments(
@@ -83,3 +79,53 @@ def make_environments(
     max_batch=max_batch,
     settings=atari_settings,
   )
+
+
+def find_spec(
+  level_names: Sequence[str],
+  atari_settings: Any = None,
+  lab_settings: Any = None,
+) -> tuple[environments.EnvironmentSpec, dict[str, Any]]:
+  """Returns what environments for training would be like, without playing.
+
+  Makes no environment of DeepMind Lab or Atari. Makes one of Gymnasium, of the
+  first level, and closes it: nothing else can tell its spaces.
+
+  Args:
+    level_names: see make_environments.
+    atari_settings: see make_environments.
+    lab_settings: see make_environments.
+
+  Returns:
+    The spec, and what `Environments.settings` would return.
+
+  Raises:
+    errors.SettingError: as in make_environments, but a level that DeepMind Lab
+      does not have goes unnoticed.
+    py_process.EnvironmentFailed: an environment could not be made.
+  """
+  family = _find_family(level_names)
+  if family == 'gym':
+    from envs import gym
+
+    return gym.find_spec(level_names[0]), {}
+  if family == 'lab':
+    from envs import lab
+
+    return lab.find_spec(level_names, lab_settings)
+  from envs import atari
+
+  return atari.find_spec(level_names, atari_settings)
+
+
+def _find_family(level_names: Sequence[str]) -> levels.Family:
+  """Returns the one family that all levels are of."""
+  if not level_names:
+    raise ValueError('level_names is empty: name at least one level.')
+  families = {levels.find_family(name) for name in level_names}
+  if len(families) > 1:
+    raise errors.SettingError(
+      f'Atari games, levels of DeepMind Lab and Gymnasium environments cannot '
+      f'share a run: {", ".join(level_names)}.'
+    )
+  return families.pop()

@@ -13,7 +13,7 @@ import levels
 
 
 def _returns(share, **changes):
-  """Returns one return a game, so far between random and human."""
+  """Returns a return per game: 0 is random play, 1 human."""
   return {
     game: [random + share * (atari57.HUMAN_SCORES[game] - random)]
     for game, random in atari57.RANDOM_SCORES.items()
@@ -36,7 +36,9 @@ def test_games_are_57_roms():
 def test_scores_are_the_published_ones(scores, total, weighted_total):
   assert tuple(scores) == atari57.GAMES
   assert math.fsum(scores.values()) == pytest.approx(total, abs=1e-6)
-  weighted = [place * score for place, score in enumerate(scores.values(), 1)]
+  weighted = [
+    position * score for position, score in enumerate(scores.values(), 1)
+  ]
   assert math.fsum(weighted) == pytest.approx(weighted_total, abs=1e-6)
 
 
@@ -55,10 +57,10 @@ def test_a_human_beats_random_play_in_every_game():
     ('kangaroo', 47, -0.1676),
   ],
 )
-def test_values(game, episode_return, percent):  # G06.
+def test_scores_of_published_returns(game, episode_return, percent):
   score = atari57.SUITE.normalize(game, episode_return)
   assert score == pytest.approx(percent, abs=1e-4)
-  # The same game, alone in being any better than random.
+  # All other games are at random play.
   scores = atari57.compute_human_normalized_score(
     _returns(0, **{game: [episode_return - 1, episode_return + 1]})
   )
@@ -66,7 +68,7 @@ def test_values(game, episode_return, percent):  # G06.
 
 
 @pytest.mark.parametrize('share', [0, 0.5, 1])
-def test_anchors(share):
+def test_random_play_scores_0_and_a_human_100(share):
   score = atari57.compute_human_normalized_score(_returns(share))
   assert score == pytest.approx((100 * share,) * 2, abs=1e-4)
   assert score == (score.median, score.mean)
@@ -89,7 +91,7 @@ def test_median_and_mean(per_level_cap):
   assert score.mean == pytest.approx(statistics.mean(percents), abs=1e-4)
 
 
-def test_incomplete_returns():  # G04.
+def test_incomplete_returns():
   returns = _returns(1, pong=[], breakout=[math.nan])
   del returns['zaxxon']
   with pytest.raises(ValueError, match='none of pong, zaxxon'):
@@ -108,7 +110,7 @@ def test_incomplete_returns():  # G04.
 
 
 @pytest.mark.parametrize('game', atari57.GAMES)
-def test_names(game):  # G08, C03.
+def test_spellings(game):
   camel = ''.join(part.capitalize() for part in game.split('_'))
   names = [game, game.replace('_', ''), camel, f'ALE/{camel}-v5']
   assert names[-1] in gymnasium.registry
@@ -120,10 +122,10 @@ def test_names(game):  # G08, C03.
     )
 
 
-def test_unknown_names():  # G08.
+def test_unknown_names():
   with pytest.raises(ValueError, match='did you mean jamesbond'):
     atari57.SUITE.normalize('jamesbnd', 5)
-  # A game, but none of the 57.
+  # A game, but not one of the 57.
   assert levels.find_game('adventure') == 'adventure'
   with pytest.raises(ValueError, match='adventure'):
     atari57.SUITE.normalize('adventure', 5)

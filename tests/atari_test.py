@@ -26,7 +26,7 @@ class TestAtari(contract.EnvironmentsContract):
     )
     assert envs.level_names == ['pong']
 
-  def test_settings_are_the_papers(self):  # C04, C16
+  def test_settings_are_the_papers(self):
     envs = contract.make('pong')
     arguments = atari._vector_arguments(envs._settings)
     assert arguments['repeat_action_probability'] == 0
@@ -40,7 +40,7 @@ class TestAtari(contract.EnvironmentsContract):
     )
     assert arguments['stack_num'] == 4
 
-  def test_stacks_are_blank_before_a_game(self):
+  def test_stacks_are_blank_before_an_episode(self):
     settings = atari.AtariSettings(max_episode_frames=40)
     envs = contract.make('breakout', num_envs=2, atari_settings=settings)
     before = {}
@@ -77,17 +77,17 @@ class TestAtari(contract.EnvironmentsContract):
     with pytest.raises(ValueError, match=next(iter(wrong))):
       atari.AtariSettings(**wrong)
 
-  def test_cap_counts_frames_and_full_steps_of_four(self):  # C05, C08
+  def test_cap_counts_frames_and_each_step_is_four(self):
     settings = atari.AtariSettings(max_noops=0, max_episode_frames=400)
     envs = contract.make('freeway', num_envs=2, atari_settings=settings)
     rows = list(contract.step_all(envs, 2 * 301))
     assert [steps for _, steps in contract.finished(rows)] == [100] * 6
-    # The emulator's own counter, over all three games.
+    # The emulator's own counter, over all three episodes.
     info = envs._groups[0]._vector.recv()[-1]
     assert info['frame_number'].tolist() == [4 * 301]
 
-  @pytest.mark.parametrize('training', [True, False])  # C13
-  def test_noops_are_1_to_30(self, training):  # C06
+  @pytest.mark.parametrize('training', [True, False])
+  def test_noops_are_1_to_30(self, training):
     settings = atari.AtariSettings(max_episode_frames=4)
     envs = contract.make(
       'freeway',
@@ -120,12 +120,12 @@ class TestAtari(contract.EnvironmentsContract):
       env_ids, outputs = envs.recv()
       counts += last_info['episode_frame_number'].tolist()
       envs.send(np.zeros(4, np.int32), env_ids)
-    assert len(resets) > 1  # It has drawn again for 0.
+    assert len(resets) > 1  # At least one 0 was drawn again.
     assert min(counts) == 1
     assert max(counts) == 30
     assert abs(np.mean(counts) - 15.5) < 0.6
 
-  def test_no_noops(self):  # C06
+  def test_no_noops(self):
     settings = atari.AtariSettings(max_noops=0, max_episode_frames=40)
     envs = contract.make('freeway', num_envs=2, atari_settings=settings)
     firsts = [
@@ -137,7 +137,7 @@ class TestAtari(contract.EnvironmentsContract):
     for first in firsts:
       np.testing.assert_array_equal(first, firsts[0])
 
-  def test_without_sticky_actions_games_repeat(self):  # C04
+  def test_games_are_deterministic_without_sticky_actions(self):
     settings = atari.AtariSettings(max_noops=0)
     envs = [
       contract.make('pong', seed=s, atari_settings=settings) for s in (1, 2)
@@ -147,14 +147,14 @@ class TestAtari(contract.EnvironmentsContract):
     ):
       np.testing.assert_array_equal(a.observation.frame, b.observation.frame)
 
-  def test_life_loss_ends_episodes_in_training_only(self):  # C11, C13
+  def test_life_loss_ends_episodes_in_training_only(self):
     def play(training):
       envs = contract.make('breakout', seed=5, training=training)
       return [row for _, row in contract.step_all(envs, 700)]
 
     training, evaluation = play(True), play(False)
     for row, other in zip(training, evaluation, strict=True):
-      # The same games, frame by frame, with the same totals.
+      # The same frames, with the same totals.
       np.testing.assert_array_equal(
         row.observation.frame, other.observation.frame
       )
@@ -162,7 +162,7 @@ class TestAtari(contract.EnvironmentsContract):
     games = sum(row.info.episode_done for row in training)
     assert games >= 2
     assert sum(row.done for row in evaluation) == 1 + games
-    # Five lives a game, four of them lost before its end.
+    # A game has five lives; four are lost before its end.
     lost = 0
     for row in training[1:]:
       lost += row.done
@@ -170,7 +170,7 @@ class TestAtari(contract.EnvironmentsContract):
         assert lost == 5
         lost = 0
 
-  def test_games_without_lives_end_at_their_end(self):  # C09
+  def test_games_without_lives_end_only_at_their_end(self):
     envs = contract.make('pong', num_envs=4, max_batch=4)
     rows = list(contract.step_all(envs, 4 * 1100))
     games = contract.finished(rows)
@@ -178,19 +178,19 @@ class TestAtari(contract.EnvironmentsContract):
     assert sum(bool(row.done) for _, row in rows) == 4 + len(games)
     assert all(value <= -14 for value, _ in games)
 
-  def test_rewards_are_not_clipped(self):  # C16
+  def test_rewards_are_not_clipped(self):
     envs = contract.make('qbert', num_envs=4, max_batch=4)
     assert max(row.reward for _, row in contract.step_all(envs, 800)) >= 25
 
-  def test_waiting_for_fire_ends_at_the_cap(self):  # C18
+  def test_waiting_for_fire_ends_at_the_cap(self):
     settings = atari.AtariSettings(max_episode_frames=2000)
     envs = contract.make('breakout', training=False, atari_settings=settings)
     rows = list(contract.step_all(envs, 1001, action=0))
     assert contract.finished(rows) == [(0.0, 500)] * 2
 
-  def test_frames_are_the_maximum_of_the_last_two(self):  # C14
+  def test_frames_are_the_maximum_of_the_last_two(self):
     arguments = atari._vector_arguments(atari.AtariSettings(max_noops=0))
-    # In the emulator's own size, so that nothing is scaled.
+    # The emulator's own size: nothing is scaled.
     arguments |= {'img_height': 210, 'img_width': 160}
     group = atari._AtariGroup(
       np.zeros([1], np.int32), 'asteroids', [1], arguments
@@ -213,7 +213,7 @@ class TestAtari(contract.EnvironmentsContract):
       flickers += (before != last).any()
     assert flickers > 25
 
-  def test_zero_lives_can_be_a_life(self):
+  def test_zero_lives_can_mean_a_last_life(self):
     envs = contract.make('bank_heist', num_envs=4, max_batch=4)
     lost = np.zeros(4, int)
     counts = []
@@ -222,17 +222,17 @@ class TestAtari(contract.EnvironmentsContract):
       if row.info.episode_done:
         counts.append(int(lost[env_id]))
         lost[env_id] = 0
-    assert counts  # Starts with 4 spare lives.
+    assert counts  # The game starts with 4 spare lives.
     assert set(counts) == {5}
 
 
 class TestSeveralGames:
-  def test_take_all_actions(self):
+  def test_have_all_actions(self):
     envs = contract.make('pong', 'breakout', num_envs=4)
     assert envs.spec.num_actions == 18
     assert envs.settings()['full_action_space']
 
-  def test_skiing_ignores_what_it_does_not_know(self):  # C01
+  def test_actions_that_skiing_does_not_have_are_noops(self):
     settings = atari.AtariSettings(full_action_set=True)
     envs = contract.make('skiing', 'pong', num_envs=2, training=False)
     names = envs.spec.action_meanings
@@ -247,11 +247,11 @@ class TestSeveralGames:
 
     noop = play('NOOP')
     np.testing.assert_array_equal(play('DOWNLEFTFIRE'), noop)
-    # What stands at another place in its own list is found by its name.
+    # Actions are matched by name: their indices in its own list differ.
     assert not np.array_equal(play('LEFT'), noop)
     assert not np.array_equal(play('LEFT'), play('RIGHT'))
 
-  def test_all_57_step(self):  # C03
+  def test_all_57_step(self):
     envs = contract.make(*atari57.GAMES, num_envs=57, max_batch=57)
     rows = list(contract.step_all(envs, 2 * 57))
     assert {env_id for env_id, _ in rows} == set(range(57))

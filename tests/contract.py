@@ -1,4 +1,4 @@
-"""What every family of environments keeps to; its tests inherit this."""
+"""The contract of all families of environments, whose tests inherit it."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ def make(*level_names, num_envs=1, seed=1, training=True, **kwargs):
 
 
 def step_all(envs, num_steps, action=None):
-  """Steps until there are num_steps outputs; yields (env_id, output's row)."""
+  """Steps until there are num_steps outputs; yields (env_id, its output)."""
   generator = np.random.default_rng(0)
   count = 0
   while count < num_steps:
@@ -40,7 +40,7 @@ def step_all(envs, num_steps, action=None):
 
 
 def finished(rows):
-  """Returns the returns and lengths of all games that end in these rows."""
+  """Returns (return, length) of all full episodes that end in these rows."""
   return [
     (float(row.info.episode_return), int(row.info.episode_step))
     for _, row in rows
@@ -49,7 +49,10 @@ def finished(rows):
 
 
 class EnvironmentsContract:
-  """What holds for every family. Its games last more than 3 steps."""
+  """What holds for every family.
+
+  Episodes of the level last more than 3 steps.
+  """
 
   level_name = ''
 
@@ -122,8 +125,14 @@ class EnvironmentsContract:
   def test_refuses_actions_out_of_range(self, envs):
     env_ids, _ = envs.recv(timeout_secs=20)
     for wrong in (-1, envs.spec.num_actions):
-      with pytest.raises(ValueError, match='from 0 to'):
-        envs.send(np.full(len(env_ids), wrong, np.int32), env_ids)
+      actions = np.zeros(len(env_ids), np.int32)
+      actions[-1] = wrong
+      with pytest.raises(ValueError, match='from 0 to') as e:
+        envs.send(actions, env_ids)
+      name = envs.level_names[env_ids[-1]]
+      assert str(e.value).endswith(
+        f'got {wrong} for environment {env_ids[-1]} ({name}).'
+      )
     with pytest.raises(ValueError, match='integers'):
       envs.send(np.zeros(len(env_ids), np.float32), env_ids)
     with pytest.raises(ValueError, match='one action'):
@@ -157,7 +166,7 @@ class EnvironmentsContract:
     def first_observations(seed):
       envs = make(self.level_name, num_envs=2, max_batch=2, seed=seed)
       frames = [[], []]
-      # One action for all: who is ready first, and how often, is chance.
+      # Always the same action: which environment is ready first is chance.
       for env_id, row in step_all(envs, 10_000, action=0):
         frames[env_id].append(row.observation.frame)
         if min(map(len, frames)) >= 15:

@@ -125,6 +125,24 @@ class MisfitEnv(ImageEnv):
     return self._shown if self._step == 2 else super()._image()
 
 
+class ThirdVectorEnv(CountEnv):
+  """Shows [1, element, 2] at step 3 and else zeros."""
+
+  def __init__(self, element):
+    super().__init__(length=9)
+    self.observation_space = gymnasium.spaces.Box(-np.inf, np.inf, [3])
+    self._element = element
+
+  def reset(self, *, seed=None, options=None):
+    _, info = super().reset(seed=seed)
+    return np.zeros([3], np.float32), info
+
+  def step(self, action):
+    _, *rest = super().step(action)
+    shown = [1, self._element, 2] if self._step == 3 else [0, 0, 0]
+    return np.float32(shown), *rest
+
+
 class TextEnv(CountEnv):
   """Gives an instruction too, another in each episode."""
 
@@ -182,6 +200,11 @@ _register('CountRaise-v0', length=100, raise_at=50)
 _register('CountRaiseAtReset-v0', raise_at=-1)
 _register('CountExit-v0', length=100, exit_at=5)
 _register('CountNan-v0', length=9, reward=[1.0] * 6 + [np.nan] * 3)
+_register('CountHuge-v0', length=9, reward=[1.0] * 6 + [-2e19] * 3)
+_register('CountNearlyHuge-v0', length=9, reward=-9e18)
+_register('NanVector-v0', ThirdVectorEnv, element=np.nan)
+_register('HugeVector-v0', ThirdVectorEnv, element=-3e38)
+_register('NearlyHugeVector-v0', ThirdVectorEnv, element=-9e18)
 _register('SecondEpisodeRaises-v0', SecondEpisodeRaisesEnv)
 _register('Seed-v0', SeedEnv, length=4)
 _register('Image-v0', ImageEnv)

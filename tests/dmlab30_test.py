@@ -1,4 +1,4 @@
-"""Tests of dmlab30.py, and of what it shares with atari57.py."""
+"""Tests of dmlab30.py, and of suites.py as far as atari57.py uses it too."""
 
 import math
 import pathlib
@@ -18,7 +18,7 @@ _HELD_OUT = {
 
 
 def _returns(share, **changes):
-  """Returns one return a test level, so far between random and human."""
+  """Returns a return per test level: 0 is random play, 1 human."""
   return {
     level: [random + share * (dmlab30.HUMAN_SCORES[level] - random)]
     for level, random in dmlab30.RANDOM_SCORES.items()
@@ -29,14 +29,14 @@ def _score(level_returns, per_level_cap=None):
   return dmlab30.compute_human_normalized_score(level_returns, per_level_cap)
 
 
-def test_counts_of_names():  # D05.
+def test_counts_of_names():
   assert len(dmlab30.LEVEL_MAPPING) == len(dmlab30.ALL_LEVELS) == 30
   assert len(set(dmlab30.LEVEL_MAPPING.values())) == 30
   assert len(set(dmlab30.NAMES)) == len(dmlab30.NAMES) == 32
   assert set(dmlab30.NAMES) - set(dmlab30.ALL_LEVELS) == _HELD_OUT
 
 
-def test_two_levels_have_a_version_for_testing():  # D05.
+def test_two_levels_have_a_version_for_testing():
   assert {
     train: test
     for train, test in dmlab30.LEVEL_MAPPING.items()
@@ -61,19 +61,21 @@ def test_levels_are_in_order():
 def test_scores_are_the_published_ones(scores, total, weighted_total):
   assert list(scores) == list(dmlab30.LEVEL_MAPPING.values())
   assert math.fsum(scores.values()) == pytest.approx(total, abs=1e-9)
-  weighted = [place * score for place, score in enumerate(scores.values(), 1)]
+  weighted = [
+    position * score for position, score in enumerate(scores.values(), 1)
+  ]
   assert math.fsum(weighted) == pytest.approx(weighted_total, abs=1e-9)
 
 
 @pytest.mark.parametrize('per_level_cap', [None, 100])
 @pytest.mark.parametrize('share', [0, 0.5, 1])
-def test_anchors(share, per_level_cap):  # G01.
+def test_random_play_scores_0_and_a_human_100(share, per_level_cap):
   score = _score(_returns(share), per_level_cap)
   assert type(score) is float
   assert score == pytest.approx(100 * share, abs=1e-4)
 
 
-def test_one_level_at_human():  # G03.
+def test_one_level_at_human():
   level = 'psychlab_visual_search'
   score = _score(_returns(0, **{level: [dmlab30.HUMAN_SCORES[level]]}))
   assert score == pytest.approx(3.333333, abs=1e-4)
@@ -96,9 +98,9 @@ def test_matches_a_literal_sum():
     assert _score(returns, cap) == pytest.approx(score, abs=1e-4)
 
 
-def test_cap_is_on_the_mean_of_a_level_not_on_its_returns():
+def test_cap_limits_the_mean_of_a_level_not_its_returns():
   random, human = 4.065, 54
-  # 0 % and 300 %: the mean is cut from 150 to 100 %.
+  # 0 % and 300 %: the mean of 150 % is capped at 100 %.
   returns = _returns(0, rooms_watermaze=[random, random + 3 * (human - random)])
   assert _score(returns, 100) == pytest.approx(100 / 30, abs=1e-4)
   assert _score(returns) == pytest.approx(150 / 30, abs=1e-4)
@@ -108,7 +110,7 @@ def test_there_is_no_floor():
   assert _score(_returns(-2), 100) == pytest.approx(-200, abs=1e-4)
 
 
-def test_takes_names_of_training_and_with_the_path():
+def test_takes_training_names_and_paths():
   returns = _returns(0.25)
   by_training_name = {
     train: returns[test] for train, test in dmlab30.LEVEL_MAPPING.items()
@@ -121,7 +123,7 @@ def test_takes_names_of_training_and_with_the_path():
   assert _score(by_path) == pytest.approx(25, abs=1e-4)
 
 
-def test_names_the_levels_without_returns():  # G04.
+def test_names_the_levels_without_returns():
   returns = _returns(1, rooms_watermaze=[], natlab_fixed_large_map=np.array([]))
   del returns['rooms_exploit_deferred_effects_test']
   with pytest.raises(ValueError) as raised:
@@ -142,23 +144,23 @@ def test_names_the_levels_with_returns_that_are_not_finite(value):
   assert 'natlab' not in str(raised.value)
 
 
-def test_ignores_other_levels_with_a_note():  # G04.
+def test_ignores_other_levels_with_a_warning():
   returns = _returns(1, pong=[math.nan], **{'gym:CartPole-v1': []})
-  with pytest.warns(UserWarning) as notes:
+  with pytest.warns(UserWarning) as warned:
     assert _score(returns) == pytest.approx(100, abs=1e-4)
-  assert [str(note.message).split()[0] for note in notes] == [
+  assert [str(warning.message).split()[0] for warning in warned] == [
     'pong',
     'gym:CartPole-v1',
   ]
-  assert {note.filename for note in notes} == {__file__}
+  assert {warning.filename for warning in warned} == {__file__}
 
 
-def test_says_nothing_otherwise(recwarn):
+def test_does_not_warn_otherwise(recwarn):
   _score(_returns(1))
   assert not recwarn.list
 
 
-def test_refuses_two_names_of_one_level():
+def test_refuses_returns_under_two_names():
   returns = _returns(1, rooms_collect_good_objects_train=[5])
   with pytest.raises(ValueError, match='rooms_collect_good_objects_test'):
     _score(returns)
@@ -183,7 +185,7 @@ def test_finds_levels(name):
   assert dmlab30.SUITE.find_level(f'lab:contributed/dmlab30/{name}') == name
 
 
-def test_does_not_find_what_is_not_there():
+def test_refuses_unknown_levels():
   with pytest.raises(ValueError, match='did you mean .*skymaze_irreversible'):
     dmlab30.SUITE.find_level('contributed/dmlab30/skymaze_irreversible_path')
   with pytest.raises(ValueError, match='like rooms_watermaze'):
@@ -191,7 +193,7 @@ def test_does_not_find_what_is_not_there():
 
 
 def test_needs_no_tensorflow():
-  # Environments import it in processes that must do without.
+  # Environments import it in processes that must not load TensorFlow.
   program = (
     'import sys, atari57, dmlab30, levels; '
     'sys.exit("tensorflow" in sys.modules)'

@@ -1,4 +1,7 @@
-"""A toy environment whose losses overflow; see `count_env`."""
+"""A toy environment whose losses overflow; see `count_env`.
+
+Its rewards are just below what `envs.in_processes` refuses.
+"""
 
 import gymnasium
 
@@ -7,5 +10,5 @@ from tests import count_env
 gymnasium.register(
   'CountHuge-v0',
   count_env.CountEnv,
-  kwargs={'length': 400, 'reward': [1.0] * 300 + [1e30] * 100},
+  kwargs={'length': 400, 'reward': [1.0] * 300 + [9e18] * 100},
 )

@@ -1,6 +1,6 @@
-"""Tests of envs/in_processes.py, with environments of Gymnasium.
+"""Tests of envs/in_processes.py, with Gymnasium environments.
 
-What else holds for them is in contract.py, which the families inherit.
+What holds for every family is in contract.py.
 """
 
 import time
@@ -12,7 +12,7 @@ import py_process
 from tests import contract
 
 
-def test_restart_takes_no_step():
+def test_reset_takes_no_step():
   envs = contract.make('gym:tests.count_env:Count3-v0')
   rows = [row for _, row in contract.step_all(envs, 301)]
   envs.close()
@@ -37,20 +37,20 @@ def test_levels_of_different_lengths_take_turns():
   envs = contract.make(
     *(f'gym:tests.count_env:Count{n}-v0' for n in lengths), num_envs=8
   )
-  games = {env_id: [] for env_id in range(8)}
+  episodes = {env_id: [] for env_id in range(8)}
   rewards = []
   for env_id, row in contract.step_all(envs, 800):
-    games[env_id] += contract.finished([(env_id, row)])
+    episodes[env_id] += contract.finished([(env_id, row)])
     rewards.append(row.reward)
   envs.close()
-  assert sum(rewards) == len(rewards) - 8  # All but the first outputs.
-  for env_id, totals in games.items():
+  assert sum(rewards) == len(rewards) - 8  # First outputs have none.
+  for env_id, totals in episodes.items():
     length = lengths[env_id % 4]
     assert totals
     assert set(totals) == {(float(length), length)}
 
 
-def test_slow_resets_hold_up_nobody():
+def test_nobody_waits_for_slow_resets():
   start = time.monotonic()
   envs = contract.make(
     'gym:tests.count_env:CountSlowReset-v0',
@@ -73,6 +73,41 @@ def test_timeout_gives_an_empty_batch():
   envs.close()
 
 
+@pytest.mark.parametrize(
+  ('name', 'step', 'what'),
+  [
+    ('CountNan', 7, 'the reward nan.'),
+    ('CountHuge', 7, 'the reward -2e+19.'),
+    ('NanVector', 3, 'an observation that contains nan.'),
+    ('HugeVector', 3, 'an observation that contains -3e+38.'),
+  ],
+)
+def test_refuses_values_that_overflow(name, step, what):
+  level_name = f'gym:tests.count_env:{name}-v0'
+  envs = contract.make(level_name)
+  with pytest.raises(py_process.EnvironmentFailed) as e:
+    list(contract.step_all(envs, 100))
+  envs.close()
+  first_line, details = str(e.value).split('\n')
+  assert first_line == f'{level_name}: environment 0 failed at step {step}'
+  assert details.startswith(f'It gave {what}')
+  assert 'at most 1e+19 in magnitude' in details
+  assert 'normalise them' in details
+
+
+@pytest.mark.parametrize('name', ['CountNearlyHuge', 'NearlyHugeVector'])
+def test_takes_values_whose_squares_are_finite(name):
+  envs = contract.make(f'gym:tests.count_env:{name}-v0')
+  rows = [row for _, row in contract.step_all(envs, 10)]
+  envs.close()
+  values = [row.reward for row in rows] + [
+    row.observation.frame for row in rows
+  ]
+  values = np.concatenate([np.ravel(value) for value in values])
+  assert np.float32(-9e18) in values
+  assert np.isfinite(np.square(values)).all()
+
+
 def test_nan_reward_is_stopped():
   envs = contract.make(
     'gym:tests.count_env:Count100-v0',
@@ -86,11 +121,11 @@ def test_nan_reward_is_stopped():
   assert str(e.value).startswith('gym:tests.count_env:CountNan-v0')
 
 
-def test_restarted_environment_begins_anew(capfd):  # D08
+def test_restarted_environment_begins_anew(capfd):
   envs = contract.make('gym:tests.count_env:SecondEpisodeRaises-v0')
   rows = [row for _, row in contract.step_all(envs, 16)]
   envs.close()
-  # Four steps, the next episode's first, and the restart.
+  # Four steps, a step of the next episode, and the restart.
   assert [row.done for row in rows[:7]] == (
     [True] + [False] * 3 + [True, False, True]
   )

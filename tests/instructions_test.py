@@ -1,4 +1,4 @@
-"""Tests of instructions.py."""
+"""Tests of envs/instructions.py."""
 
 import subprocess
 import sys
@@ -49,7 +49,10 @@ def test_all_buckets_are_in_use():
 
 
 def test_other_processes_agree():
-  code = 'import instructions; print(instructions.hash_words("red door")[:2])'
+  code = (
+    'from envs import instructions; '
+    'print(instructions.hash_words("red door")[:2])'
+  )
   printed = [
     subprocess.check_output(
       [sys.executable, '-c', code], env={'PYTHONHASHSEED': seed}, text=True

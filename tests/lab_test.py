@@ -13,7 +13,9 @@ import pytest
 import environments
 from envs import instructions
 from envs import lab
+from envs import make as make_lib
 import py_process
+from runtime import errors
 from tests import contract
 
 _FAKE_LAB = str(pathlib.Path(__file__).parent / 'fake_lab')
@@ -30,7 +32,7 @@ _HAS_REAL_LAB = importlib.util.find_spec('deepmind_lab') is not None
 
 @pytest.fixture(autouse=True)
 def scratch(monkeypatch, tmp_path):
-  """Takes temporary files."""
+  """Redirects temporary files to a folder of the test."""
   path = tmp_path / 'scratch'
   path.mkdir()
   monkeypatch.setenv('TMPDIR', str(path))
@@ -99,11 +101,10 @@ class TestRealLab(contract.EnvironmentsContract):
   level_name = _ROOM
 
 
-# D01.
 @_WITH_FAKE_LAB
 def test_ten_episodes(monkeypatch):
   monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '20')
-  # As in the main program: the environment's process does not have it.
+  # As in the main process; the environment's process has no TensorFlow.
   monkeypatch.setitem(sys.modules, 'tensorflow', sys)
   envs = make(_ROOM)
   rows = [row for _, row in contract.step_all(envs, 51, action=0)]
@@ -116,7 +117,7 @@ def test_ten_episodes(monkeypatch):
     False,
     True,
   ] * 10
-  # Where an episode ends, the frame is the next one's first: no action yet.
+  # At an end, the frame is the next episode's first: it shows no action.
   for row in rows:
     assert row.observation.frame.reshape(-1)[3] == (not row.done)
 
@@ -156,7 +157,6 @@ def test_frames_per_step(make_one):
   assert env.spec.frames_per_step == 8
 
 
-# D06.
 @_WITH_FAKE_LAB
 def test_instructions(fake_lab):
   envs = make(_LANGUAGE, _ROOM, num_envs=2)
@@ -174,7 +174,6 @@ def test_instructions(fake_lab):
   assert seen[1] == {instructions.hash_words('').tobytes()}
 
 
-# D02.
 @_WITH_FAKE_LAB
 @pytest.mark.parametrize('kind', ['none', 'empty', 'missing folder', 'folder'])
 def test_missing_pictures(tmp_path, kind):
@@ -187,7 +186,6 @@ def test_missing_pictures(tmp_path, kind):
   assert '\n' not in str(caught.value)
 
 
-# D02.
 @_WITH_FAKE_LAB
 @pytest.mark.parametrize('kind', ['dummy', 'folder'])
 def test_pictures(tmp_path, kind):
@@ -199,7 +197,6 @@ def test_pictures(tmp_path, kind):
   envs.close()
 
 
-# D05.
 @_WITH_FAKE_LAB
 def test_held_out_levels():
   envs = make(_HOLD_OUT, training=False)
@@ -209,8 +206,7 @@ def test_held_out_levels():
     make(_HOLD_OUT, training=True)
 
 
-# D05.
-def test_evaluation_draws_other_numbers(make_one, monkeypatch, fake_lab):
+def test_evaluation_has_other_mazes(make_one, monkeypatch, fake_lab):
   configs = []
   real = fake_lab.Lab
 
@@ -227,7 +223,6 @@ def test_evaluation_draws_other_numbers(make_one, monkeypatch, fake_lab):
   assert configs == [size, size | test, size]
 
 
-# D08.
 @_WITH_FAKE_LAB
 @pytest.mark.parametrize(
   ('when', 'step', 'details'),
@@ -252,11 +247,10 @@ def test_failing_levels(monkeypatch, scratch, capfd, when, step, details):
     f'{_ROOM}: environment 1 failed at step {step}\n'
   )
   assert ('Traceback' in str(caught.value)) == (when != 'kill')
-  # What a killed Lab leaves behind is gone too.
+  # Nor does what a killed Lab leaves behind remain.
   assert not list(scratch.iterdir())
 
 
-# D08.
 @_WITH_FAKE_LAB
 def test_failure_ends_an_evaluation(monkeypatch, capfd):
   monkeypatch.setenv('FAKE_LAB_FAIL', 'step:rooms_watermaze')
@@ -268,14 +262,13 @@ def test_failure_ends_an_evaluation(monkeypatch, capfd):
 
 
 @_WITH_FAKE_LAB
-def test_names():
+def test_different_levels_share_a_run():
   envs = make('rooms_watermaze', _MAZE, 'lab:seekavoid_arena_01', num_envs=3)
   envs.close()
   with pytest.raises(ValueError, match='cannot share'):
     make('rooms_watermaze', 'pong', num_envs=2)
 
 
-# I01.
 @_WITH_FAKE_LAB
 def test_unknown_level():
   with pytest.raises(ValueError, match='no level lab:watermaze') as caught:
@@ -285,7 +278,7 @@ def test_unknown_level():
 
 @pytest.mark.skipif(_HAS_REAL_LAB, reason='DeepMind Lab is installed')
 def test_missing_package():
-  # With nothing else to complain of: the first thing to mend.
+  # Not of the pictures, which are missing too: first things first.
   with pytest.raises(ValueError) as caught:
     make(_ROOM, _PICTURES, num_envs=2)
   assert str(caught.value) == (
@@ -294,7 +287,6 @@ def test_missing_package():
   )
 
 
-# D12.
 def test_package_without_its_libraries(monkeypatch, tmp_path):
   (tmp_path / 'deepmind_lab.py').write_text(
     'raise ImportError("libOSMesa.so.8: no such file")'
@@ -304,7 +296,6 @@ def test_package_without_its_libraries(monkeypatch, tmp_path):
     make(_ROOM, num_envs=2)
 
 
-# I07.
 def test_all_episodes_are_seeded(make_one, monkeypatch, fake_lab):
   seeds = []
   real = fake_lab.Lab
@@ -337,7 +328,6 @@ def test_all_episodes_are_seeded(make_one, monkeypatch, fake_lab):
   assert not set(episode_seeds(1, num_restarts=1)) & set(first)
 
 
-# D03.
 @_WITH_FAKE_LAB
 def test_level_cache(tmp_path, capfd):
   folder = tmp_path / 'maps'
@@ -363,6 +353,32 @@ def test_level_cache(tmp_path, capfd):
   np.testing.assert_array_equal(play(), first)
   assert 'Warning: ignored the map' in capfd.readouterr().err
   assert sum(map(zipfile.is_zipfile, maps)) >= 2  # Those of the first episodes.
+
+
+@_WITH_FAKE_LAB
+def test_spec_without_a_process(monkeypatch, tmp_path):
+  settings = lab.LabSettings(
+    width=32, height=24, dataset_path='dummy', level_cache_dir=str(tmp_path)
+  )
+  level_names = ['rooms_watermaze', _PICTURES]
+  envs = contract.make(*level_names, num_envs=2, lab_settings=settings)
+  envs.close()
+  monkeypatch.setattr(py_process, 'EnvironmentProcesses', None)
+  found = make_lib.find_spec(level_names, lab_settings=settings)
+  assert found == (envs.spec, envs.settings())
+  assert found[1]['width'] == '32'
+  assert 'mixerSeed' not in found[1]
+  # What needs no process to be noticed is.
+  with pytest.raises(errors.SettingError, match='--dataset_path'):
+    make_lib.find_spec(level_names)
+  with pytest.raises(errors.SettingError, match='cannot share'):
+    make_lib.find_spec(['rooms_watermaze', 'pong'])
+
+
+@pytest.mark.skipif(_HAS_REAL_LAB, reason='DeepMind Lab is installed')
+def test_spec_needs_the_package():
+  with pytest.raises(errors.SettingError, match='which is not installed'):
+    make_lib.find_spec(['lab:seekavoid_arena_01'])
 
 
 @pytest.mark.parametrize(

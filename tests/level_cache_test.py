@@ -88,7 +88,6 @@ def make_unreadable(path):
   path.mkdir()
 
 
-# D03.
 @pytest.mark.parametrize(
   'damage',
   [truncate, empty, flip_a_bit, spoil_the_directory, make_unreadable],
@@ -103,7 +102,6 @@ def test_broken_entries_are_ignored(tmp_path, cache, entry, capfd, damage):
   assert warning.count('\n') == 1
 
 
-# D03.
 def test_broken_entries_are_replaced(tmp_path, cache, entry):
   truncate(entry)
   cache.write(_KEY, make_pk3(tmp_path / 'compiled.pk3', 'doors'))
@@ -125,7 +123,6 @@ level_cache.LevelCache(sys.argv[1]).write(*sys.argv[2:])
 """
 
 
-# D03.
 def test_killed_writer(tmp_path, cache, pk3, capfd):
   folder = str(tmp_path / 'maps' / 'lab')
   writer = subprocess.run(
@@ -139,7 +136,6 @@ def test_killed_writer(tmp_path, cache, pk3, capfd):
   assert capfd.readouterr().err == ''
 
 
-# D03.
 def test_two_writers_of_one_entry(tmp_path, cache, pk3, monkeypatch):
   copy = shutil.copyfile
   doors = make_pk3(tmp_path / 'other.pk3', 'doors')

@@ -7,6 +7,7 @@ import atari57
 import dmlab30
 import environments
 import levels
+from runtime import errors
 
 
 @pytest.mark.parametrize(
@@ -35,7 +36,7 @@ def test_parse(flag, names):
   ]
 
 
-def test_testing_takes_the_levels_for_it():  # D05.
+def test_testing_plays_the_test_levels():
   names = levels.parse('dmlab30', training=False)
   assert names == list(dmlab30.LEVEL_MAPPING.values())
   assert len(names) == 30
@@ -43,13 +44,13 @@ def test_testing_takes_the_levels_for_it():  # D05.
     'rooms_collect_good_objects_test',
     'rooms_exploit_deferred_effects_test',
   ]
-  # As a run's settings name it, and as it may be asked for.
+  # A run's settings name the training level; a user may name either.
   for version in 'train', 'test':
     name = f'rooms_collect_good_objects_{version}'
     assert levels.parse(name, training=False) == names[:1]
 
 
-def test_training_leaves_them_out():  # D05.
+def test_training_refuses_the_test_levels():
   assert not [
     name for name in levels.parse('dmlab30', training=True) if '_test' in name
   ]
@@ -75,13 +76,13 @@ def test_training_leaves_them_out():  # D05.
     ('pong, ,breakout', 'empty name'),
   ],
 )
-def test_refuses(flag, message):  # I01.
-  with pytest.raises(ValueError, match=message) as raised:
+def test_refuses_unknown_and_empty_names(flag, message):
+  with pytest.raises(errors.SettingError, match=message) as raised:
     levels.parse(flag, training=True)
   assert '\n' not in str(raised.value)
 
 
-def test_names_what_is_there_twice():
+def test_refuses_repeated_levels():
   with pytest.raises(ValueError, match='than once: pong, breakout.$'):
     levels.parse('pong,breakout,UpNDown,Pong,ALE/Breakout-v5', training=True)
   with pytest.raises(ValueError, match='than once: rooms_watermaze.$'):
@@ -91,6 +92,45 @@ def test_names_what_is_there_twice():
   names = 'rooms_collect_good_objects_train,rooms_collect_good_objects_test'
   with pytest.raises(ValueError, match='once: rooms_collect_good_objects_test'):
     levels.parse(names, training=False)
+
+
+@pytest.mark.parametrize(
+  ('name', 'family'),
+  [
+    ('pong', 'atari'),
+    ('rooms_watermaze', 'lab'),
+    ('rooms_collect_good_objects_test', 'lab'),
+    ('lab:tests/empty_room_test', 'lab'),
+    ('gym:CartPole-v1', 'gym'),
+    ('gym:ALE/Pong-v5', 'gym'),
+  ],
+)
+def test_families(name, family):
+  assert levels.find_family(name) == family
+
+
+@pytest.mark.parametrize(
+  'name', ['up_n_down', 'UpNDown', 'ALE/UpNDown-v5', 'upndown']
+)
+def test_spellings_of_games(name):
+  assert levels.find_game(name) == 'up_n_down'
+
+
+@pytest.mark.parametrize('name', ['combat', 'joust', 'maze_craze', 'Warlords'])
+def test_refuses_games_that_would_end_the_process(name):
+  for find in levels.find_game, lambda name: levels.parse(name, training=True):
+    with pytest.raises(errors.SettingError, match='Unknown level'):
+      find(name)
+
+
+def test_names_in_the_libraries():
+  assert levels.gym_id('gym:CartPole-v1') == 'CartPole-v1'
+  assert levels.gym_id('gym:corridor:Corridor-v0') == 'corridor:Corridor-v0'
+  assert levels.gym_level('CartPole-v1') == 'gym:CartPole-v1'
+  assert levels.lab_path('lab:tests/empty_room_test') == 'tests/empty_room_test'
+  path = 'contributed/dmlab30/rooms_watermaze'
+  assert levels.lab_path('rooms_watermaze') == path
+  assert levels.lab_path(f'lab:{path}') == path
 
 
 @pytest.mark.parametrize('training', [True, False])
@@ -119,7 +159,7 @@ def test_levels_of_two_suites():
 
 
 class _Environments(environments.Environments):
-  """Only has levels."""
+  """Has levels, and nothing to play."""
 
   recv = send = close = None
 
@@ -127,14 +167,14 @@ class _Environments(environments.Environments):
 @pytest.mark.parametrize(
   ('num_envs', 'first_without'), [(48, 30), (30, 30), (29, 29), (10, 10)]
 )
-def test_levels_without_environment(num_envs, first_without):  # D10.
+def test_levels_without_environment(num_envs, first_without):
   names = levels.parse('dmlab30', training=True)
   envs = _Environments(names, num_envs, seed=1)
   without = levels.without_environment(names, envs.level_names)
   assert without == names[first_without:]
 
 
-def test_48_environments_for_30_levels():  # D10.
+def test_48_environments_for_30_levels():
   names = levels.parse('dmlab30', training=True)
   envs = _Environments(names, 48, seed=1)
   counts = [envs.level_names.count(name) for name in names]
