@@ -144,7 +144,9 @@ class ClusterLearner:
   def __enter__(self):
     with contextlib.ExitStack() as stack:
       server = membership.start_server(self._cluster)
-      self.spec, about_envs = make.find_spec(self.config, self.level_names)
+      self.spec, about_envs = make.find_spec(
+        self.level_names, **make.family_settings(self.config, self.level_names)
+      )
       self.about = {
         'actors': membership.describe_actors(self._cluster),
         **about_envs,

@@ -1,13 +1,73 @@
 """Makes environments from the names of their levels."""
 
 from collections.abc import Sequence
+import dataclasses
 from typing import Any
 
+import config as config_lib
 import environments
 import levels
 from runtime import errors
 
 _MAX_RESTARTS = 3
+
+
+def from_config(
+  config: config_lib.Config,
+  level_names: Sequence[str],
+  *,
+  training: bool,
+  num_envs: int,
+  actor: int = 0,
+) -> environments.Environments:
+  """Makes the environments that a config asks for.
+
+  Args:
+    config: seed, job, and how environments are played.
+    level_names: see make_environments.
+    training: see make_environments.
+    num_envs: see make_environments.
+    actor: the number of the actor among those of all machines. Its first
+      environment takes the level after the last one of the actor before.
+
+  Raises: see make_environments.
+  """
+  first = actor * num_envs % len(level_names)
+  seed = config.run.seed
+  return make_environments(
+    [*level_names[first:], *level_names[:first]],
+    num_envs,
+    # Different ones for each actor; and not the episodes that were trained on.
+    [seed, 0, actor] if training else [seed, 1],
+    training=training,
+    # While the policy of one actor works, others on its machine play.
+    max_batch=num_envs if config.cluster.job_name == 'actor' else None,
+    **family_settings(config, level_names),
+  )
+
+
+def family_settings(
+  config: config_lib.Config, level_names: Sequence[str]
+) -> dict[str, Any]:
+  """Returns the settings of the levels' family, as make_environments' argument.
+
+  Those that the family shares with the config, by their flags' names; the
+  paper's for the rest.
+  """
+  family = _find_family(level_names)
+  if family == 'gym':
+    return {}
+  if family == 'lab':
+    from envs import lab
+
+    kind = lab.LabSettings
+  else:
+    from envs import atari
+
+    kind = atari.AtariSettings
+  values = config.values()
+  names = [f.name for f in dataclasses.fields(kind) if f.name in values]
+  return {f'{family}_settings': kind(**{name: values[name] for name in names})}
 
 
 def make_environments(

@@ -38,7 +38,8 @@ def test(config: config_lib.Config) -> None:
     run_folder.make_folder(config.run.video, 'video')
   level_names = levels.parse(config.envs.level_name, training=False)
   lab.check_levels(level_names, config.envs.dataset_path)
-  spec, _ = make.find_spec(config, level_names[:1])
+  first = level_names[:1]
+  spec, _ = make.find_spec(first, **make.family_settings(config, first))
   config = config.completed(len(level_names), torsos.default_torso(spec))
   with tf.Graph().as_default():
     tf1.set_random_seed(config.run.seed)
