@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import environments
 import networks
+from runtime import run_folder
 
 _SUMMARIES = ('mean', 'median', 'standard_error', 'min', 'max')
 
@@ -290,7 +291,7 @@ def write(
     }
     for name, score in scores.items()
   }
-  _write_json(
+  run_folder.write_json(
     path,
     {
       'settings': dict(settings),
@@ -328,7 +329,7 @@ class Progress:
   def add(self, scores: Mapping[str, LevelScore]) -> None:
     """Adds levels and keeps all on disk, or raises OSError."""
     self.scores |= scores
-    _write_json(
+    run_folder.write_json(
       self._path,
       {
         'evaluation': self._evaluation,
@@ -356,21 +357,3 @@ def _from_json(
   return LevelScore(
     np.array(returns, np.float64), np.array(frames, np.int64), recording
   )
-
-
-def _write_json(path: str | os.PathLike, value: Mapping[str, Any]) -> None:
-  """Writes strict JSON, all or nothing."""
-  text = json.dumps(
-    value,
-    indent=2,
-    allow_nan=False,
-    default=lambda v: v.item() if isinstance(v, np.generic) else str(v),
-  )
-  path = pathlib.Path(path)
-  new_path = path.with_name(path.name + '.new')
-  try:
-    new_path.write_text(text + '\n', encoding='utf-8')
-    os.replace(new_path, path)
-  except BaseException:
-    new_path.unlink(missing_ok=True)
-    raise

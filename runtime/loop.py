@@ -42,13 +42,14 @@ def run(training: Any) -> None:
   settings = config.values()
   # Their addresses may change, their number matters.
   settings['num_learners'] = len(config.cluster.learner_hosts) or 1
-  run_folder.check_settings(
-    logdir,
-    settings,
-    frozenset(config_lib.names(may_change=True)),
-    config.run.allow_changed_settings,
-  )
   checkpoints = checkpoint.Checkpoints(logdir, learner.variables)
+  if checkpoints:
+    run_folder.check_settings(
+      logdir,
+      settings,
+      frozenset(config_lib.names(may_change=True)),
+      config.run.allow_changed_settings,
+    )
   checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
   run_folder.write_settings(logdir, settings)

@@ -1,4 +1,4 @@
-"""What a run leaves to be looked at: event files, metrics.jsonl, config.json.
+"""What a run leaves to be looked at: event files and metrics.jsonl.
 
 Everything is counted in environment frames, not in agent steps. Nothing here
 imports TensorFlow: event files are written record by record, so that a full
@@ -6,25 +6,23 @@ disk costs a few points of a curve and not the run.
 """
 
 import collections
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 import contextlib
-import importlib.metadata
 import io
 import json
 import math
 import os
 import pathlib
-import platform
 import socket
 import threading
 import time
-from typing import Any, BinaryIO
 
 from tensorboard.compat.proto import event_pb2
 from tensorboard.compat.proto import summary_pb2
 from tensorboard.summary.writer import record_writer
 
 from runtime import console
+from runtime import run_folder
 
 # How many finished episodes a "mean_100" is over.
 WINDOW = 100
@@ -35,18 +33,6 @@ _METADATA = summary_pb2.SummaryMetadata(
   summary_description='The horizontal axis (step) counts environment frames.',
   plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name='scalars'),
   data_class=summary_pb2.DATA_CLASS_SCALAR,
-)
-
-# What may change a result; those that are not installed are left out.
-_PACKAGES = (
-  'tensorflow',
-  'tensorflow-cpu',
-  'dm-sonnet',
-  'numpy',
-  'tensorboard',
-  'ale-py',
-  'gymnasium',
-  'deepmind-lab',
 )
 
 
@@ -240,25 +226,6 @@ class Logger:
     return summary
 
 
-def write_config(path: str | os.PathLike, settings: Mapping[str, Any]) -> None:
-  """Writes what a run was started with, as strict JSON, all or nothing.
-
-  Args:
-    path: the file, replaced if it exists; its directory must exist.
-    settings: value by name. What JSON cannot say (infinity, a path) becomes a
-      string.
-
-  Raises:
-    OSError: if the file cannot be written; an older one is untouched then.
-  """
-  config = {
-    'settings': {name: _json_value(value) for name, value in settings.items()},
-    'versions': _versions(),
-  }
-  with _replacing(pathlib.Path(path)) as file:
-    file.write((json.dumps(config, indent=2) + '\n').encode())
-
-
 class _AppendFile:
   """A file of whole records, even where the disk takes half of one."""
 
@@ -283,21 +250,6 @@ class _AppendFile:
     self._file.close()
 
 
-@contextlib.contextmanager
-def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-  """Opens a file that takes the place of `path` once it is complete."""
-  new_path = path.with_name(path.name + '.new')
-  try:
-    with open(new_path, 'wb') as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    os.replace(new_path, path)
-  except BaseException:
-    new_path.unlink(missing_ok=True)
-    raise
-
-
 def _rewind(path: pathlib.Path, first_frame: int) -> float:
   """Deletes broken lines of a metrics file, and those beyond `first_frame`.
 
@@ -311,7 +263,7 @@ def _rewind(path: pathlib.Path, first_frame: int) -> float:
   train_secs = 0.0
   if not path.exists():
     return train_secs
-  with open(path, 'rb') as old, _replacing(path) as new:
+  with open(path, 'rb') as old, run_folder.replacing(path) as new:
     for line in old:
       try:
         row = json.loads(line)
@@ -348,24 +300,6 @@ def _event_record(**fields) -> bytes:
     event_pb2.Event(**fields).SerializeToString()
   )
   return record.getvalue()
-
-
-def _json_value(value: Any) -> Any:
-  """Returns the value if strict JSON can say it, else its string."""
-  try:
-    json.dumps(value, allow_nan=False)
-  except (TypeError, ValueError):
-    return str(value)
-  return value
-
-
-def _versions() -> dict[str, str]:
-  """Returns the versions of Python and of the packages that are installed."""
-  versions = {'python': platform.python_version()}
-  for package in _PACKAGES:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-      versions[package] = importlib.metadata.version(package)
-  return versions
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import actor
+import config
 import environments
 import learner
 import networks
 from runtime import checkpoint
-from runtime import metrics
+import unrolls
 
 tf1 = tf.compat.v1
 
@@ -102,6 +102,32 @@ def test_does_not_write_the_newest_again(tmp_path):
   run.restore()
   assert run.save(1)
   assert before == {path: path.stat() for path in _folder(tmp_path).iterdir()}
+
+
+@pytest.mark.parametrize(
+  'name', ['a[1]', 'b*', 'c?', 'd\\e', 'f g', 'ü', '[!x]']
+)
+def test_a_folder_may_have_any_name(tmp_path, name):
+  """TensorFlow would take some of them for patterns, and find nothing."""
+  (tmp_path / 'c1').mkdir()  # What the pattern would fit.
+  run = Run(tmp_path / name)
+  assert all(run.save(value) for value in (1, 2))
+  run = Run(tmp_path / name)
+  path, value = run.restore()
+  assert (path, value) == (str(_folder(tmp_path / name) / 'frames-2'), 2)
+  assert all(run.save(value) for value in (3, 4))
+  names = {path.stem for path in _folder(tmp_path / name).iterdir()}
+  assert names == {'checkpoint', 'frames-2', 'frames-3', 'frames-4'}
+  assert Run(tmp_path / name).restore()[1] == 4
+
+
+def test_names_checkpoints_as_tensorflow_does(tmp_path):
+  run = Run(tmp_path)
+  assert all(run.save(value) for value in (1, 2))
+  state = tf.train.get_checkpoint_state(_folder(tmp_path))
+  paths = [str(_folder(tmp_path) / name) for name in ('frames-1', 'frames-2')]
+  assert list(state.all_model_checkpoint_paths) == paths
+  assert tf.train.latest_checkpoint(_folder(tmp_path)) == paths[-1]
 
 
 def test_a_run_folder_can_be_moved(tmp_path):
@@ -218,89 +244,6 @@ def test_a_save_that_fails_warns_and_leaves_the_former(tmp_path, capfd):
   assert Run(tmp_path).restore()[1] == 4
 
 
-def test_the_folder_is_tried_at_the_start(tmp_path):
-  with checkpoint.claim_folder(str(tmp_path / 'new' / 'run')):
-    pass
-  names = sorted(f.name for f in (tmp_path / 'new' / 'run').iterdir())
-  assert names == ['.lock', 'checkpoints']
-  (tmp_path / 'file').write_text('')
-  (tmp_path / 'half').mkdir()
-  (tmp_path / 'half' / 'checkpoints').write_text('')
-  for logdir in (
-    tmp_path / 'file',
-    tmp_path / 'file' / 'run',
-    tmp_path / 'half',
-    '/proc/run',
-  ):
-    with pytest.raises(checkpoint.CheckpointError, match='cannot write'):
-      checkpoint.claim_folder(str(logdir))
-
-
-_SETTINGS = {
-  'batch_size': 32,
-  'level_name': 'pong',
-  'logdir': 'a',
-  'total_environment_frames': 100,
-  'video': None,
-}
-
-
-def _write_settings(logdir, settings):
-  metrics.write_config(pathlib.Path(logdir) / 'config.json', settings)
-
-
-def test_a_folder_belongs_to_one_training_at_a_time(tmp_path):
-  with checkpoint.claim_folder(str(tmp_path)):
-    with pytest.raises(
-      checkpoint.CheckpointError, match=f'another training .*{tmp_path}'
-    ):
-      checkpoint.claim_folder(str(tmp_path))
-  checkpoint.claim_folder(str(tmp_path)).close()
-
-
-def test_settings_may_be_any_without_a_checkpoint(tmp_path):
-  checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
-  _write_settings(tmp_path, _SETTINGS)
-  changed = _SETTINGS | {'level_name': 'breakout'}
-  checkpoint.check_settings(str(tmp_path), changed, False)
-
-
-def test_changed_settings_are_refused_by_name(tmp_path, capsys):
-  Run(tmp_path).save(1)
-  _write_settings(tmp_path, _SETTINGS)
-  checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
-  changed = _SETTINGS | {'level_name': 'breakout', 'batch_size': 16}
-  with pytest.raises(checkpoint.CheckpointError) as error:
-    checkpoint.check_settings(str(tmp_path), changed, False)
-  message = str(error.value)
-  assert "level_name was 'pong' and is now 'breakout'" in message
-  assert 'batch_size was 32 and is now 16' in message
-  assert 'total' not in message
-  assert capsys.readouterr().err == ''
-
-  checkpoint.check_settings(str(tmp_path), changed, True)
-  assert 'Warning: the run in' in capsys.readouterr().err
-
-
-def test_some_settings_are_free(tmp_path, capsys):
-  Run(tmp_path).save(1)
-  _write_settings(tmp_path, _SETTINGS)
-  changed = _SETTINGS | {'total_environment_frames': 200, 'logdir': 'b'}
-  # Of a newer version, which knows a flag more.
-  changed['new'] = 1
-  checkpoint.check_settings(str(tmp_path), changed, False)
-  assert capsys.readouterr().err == ''
-
-
-def test_settings_that_cannot_be_read_are_refused(tmp_path):
-  Run(tmp_path).save(1)
-  for content in (None, '{', '{}'):
-    if content is not None:
-      (tmp_path / 'config.json').write_text(content)
-    with pytest.raises(checkpoint.CheckpointError, match='config.json'):
-      checkpoint.check_settings(str(tmp_path), _SETTINGS, False)
-
-
 class Training:
   """A learner that always gets the same batch."""
 
@@ -309,7 +252,7 @@ class Training:
       (3,), np.dtype(np.float32), num_actions=2, frames_per_step=1, stack=1,
       action_meanings=None,
     )  # fmt: skip
-    hyperparameters = learner.Hyperparameters(
+    hyperparameters = config.UpdateConfig(
       batch_size=_B, unroll_length=_T, discounting=0.99, baseline_cost=0.5,
       entropy_cost=0.01, reward_clipping='abs_one', learning_rate=6e-4,
       decay=0.99, momentum=0.9, epsilon=0.01, max_gradient_norm=40.0,
@@ -318,8 +261,8 @@ class Training:
     with tf.Graph().as_default():
       tf1.set_random_seed(1)
       agent = networks.Agent(spec, 'vector', True, popart_levels, name='agent')
-      specs = actor.unroll_specs(agent, spec, _T)
-      queue = actor.make_queue(specs, 30 * _B)
+      specs = unrolls.unroll_specs(agent, spec, _T)
+      queue = unrolls.make_queue(specs, 30 * _B)
       self.learner = learner.Learner(agent, queue, specs, 1, hyperparameters)
       checkpoints = checkpoint.Checkpoints(str(logdir), self.learner.variables)
       enqueue = queue.enqueue_many(_make_batch(specs))
@@ -356,7 +299,7 @@ def _make_batch(specs):
 
   batch = tf.nest.map_structure(make, specs)
   batch.level_index[:] = 0
-  batch.policy_update[:] = 0
+  batch.policy_version[:] = 0
   return tf.nest.flatten(batch)
 
 

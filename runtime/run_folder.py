@@ -1,0 +1,217 @@
+"""The folder of a run: who may write to it, its settings, files written whole.
+
+It holds `config.json` (the settings), `checkpoints/`, the curves, and `.lock`.
+"""
+
+from collections.abc import Iterator, Mapping, Set
+import contextlib
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import tempfile
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from runtime import console
+from runtime import errors
+
+# What may change a result; those that are not installed are left out.
+_PACKAGES = (
+  'tensorflow',
+  'tensorflow-cpu',
+  'dm-sonnet',
+  'numpy',
+  'tensorboard',
+  'ale-py',
+  'gymnasium',
+  'deepmind-lab',
+)
+
+
+class RunFolderError(errors.UserError):
+  """A run folder cannot be used; the message says why."""
+
+
+def make_folder(path: str, flag: str) -> None:
+  """Makes a folder, unless it is there, and sees that it can be written.
+
+  Args:
+    path: the folder.
+    flag: which names it.
+
+  Raises:
+    RunFolderError: it cannot be written.
+  """
+  try:
+    pathlib.Path(path).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path) as file:
+      file.write(b'0')
+  except OSError as error:
+    raise RunFolderError(
+      f'cannot write to {path} (--{flag}): {error.strerror}'
+    ) from error
+
+
+def claim_folder(logdir: str) -> BinaryIO:
+  """Makes the run folder, and keeps other trainings out of it.
+
+  Args:
+    logdir: the run folder.
+
+  Returns:
+    What keeps others out until it is closed, or the process has ended.
+
+  Raises:
+    RunFolderError: it cannot be written, or another training has it.
+  """
+  make_folder(logdir, 'logdir')
+  make_folder(os.path.join(logdir, 'checkpoints'), 'logdir')
+  lock = open(pathlib.Path(logdir) / '.lock', 'wb')
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    lock.close()
+    raise RunFolderError(
+      f'another training writes to --logdir={logdir}: choose another folder, '
+      'or end it first.'
+    ) from error
+  except OSError:
+    pass  # Some network file systems have no locks.
+  return lock
+
+
+def write_settings(logdir: str, settings: Mapping[str, Any]) -> None:
+  """Writes `config.json`: what a run was started with, and on which versions.
+
+  Args:
+    logdir: the run folder, which must exist.
+    settings: value by name. What JSON cannot say (infinity, a path) becomes a
+      string.
+
+  Raises:
+    OSError: the file cannot be written; an older one is untouched then.
+  """
+  write_json(
+    _config_path(logdir),
+    {
+      'settings': {name: _to_json(value) for name, value in settings.items()},
+      'versions': _find_versions(),
+    },
+  )
+
+
+def read_settings(logdir: str) -> dict[str, Any]:
+  """Returns the settings that the run in `logdir` was started with.
+
+  Raises:
+    RunFolderError: there are none to be read.
+  """
+  path = _config_path(logdir)
+  try:
+    settings = json.loads(path.read_text(encoding='utf-8'))['settings']
+    return dict(settings)
+  except (OSError, ValueError, KeyError, TypeError) as error:
+    raise RunFolderError(f'no run in {logdir}: cannot read {path}') from error
+
+
+def check_settings(
+  logdir: str,
+  settings: Mapping[str, Any],
+  may_change: Set[str],
+  allow_changes: bool,
+) -> None:
+  """Refuses to go on with a run under other settings than it was started with.
+
+  Args:
+    logdir: the folder of the run, which was started before.
+    settings: of this start.
+    may_change: names of settings that may have another value.
+    allow_changes: only warn.
+
+  Raises:
+    RunFolderError: it names what differs.
+  """
+  before = read_settings(logdir)
+  changes = [
+    f'{name} was {before[name]!r} and is now {settings[name]!r}'
+    for name in sorted(settings.keys() & before.keys() - may_change)
+    if before[name] != _to_json(settings[name])
+  ]
+  if not changes:
+    return
+  message = f'the run in {logdir} has other settings: {"; ".join(changes)}.'
+  if not allow_changes:
+    raise RunFolderError(
+      message + ' Use another --logdir, or --allow_changed_settings.'
+    )
+  console.warn(message)
+
+
+def write_json(path: str | os.PathLike, value: Mapping[str, Any]) -> None:
+  """Writes strict JSON, all or nothing.
+
+  Args:
+    path: the file, replaced if it exists; its directory must exist.
+    value: what JSON does not know becomes a number (NumPy's) or a string.
+
+  Raises:
+    OSError: the file cannot be written; an older one is untouched then.
+    ValueError: a number is infinite or NaN.
+  """
+  text = json.dumps(
+    value,
+    indent=2,
+    allow_nan=False,
+    default=lambda v: v.item() if isinstance(v, np.generic) else str(v),
+  )
+  with replacing(path) as file:
+    file.write((text + '\n').encode())
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+  """Opens a file that takes the place of `path` once it is complete.
+
+  Args:
+    path: the file; until then, and if anything fails, it is as it was.
+
+  Raises:
+    OSError: the file cannot be written.
+  """
+  path = pathlib.Path(path)
+  new_path = path.with_name(path.name + '.new')
+  try:
+    with open(new_path, 'wb') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    os.replace(new_path, path)
+  except BaseException:
+    with contextlib.suppress(OSError):
+      new_path.unlink(missing_ok=True)
+    raise
+
+
+def _config_path(logdir: str) -> pathlib.Path:
+  return pathlib.Path(logdir) / 'config.json'
+
+
+def _to_json(value: Any) -> Any:
+  """Returns the value as strict JSON gives it back, else its string."""
+  try:
+    return json.loads(json.dumps(value, allow_nan=False))
+  except (TypeError, ValueError):
+    return str(value)
+
+
+def _find_versions() -> dict[str, str]:
+  """Returns the versions of Python and of the packages that are installed."""
+  versions = {'python': platform.python_version()}
+  for package in _PACKAGES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      versions[package] = importlib.metadata.version(package)
+  return versions
