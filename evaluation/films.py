@@ -65,7 +65,8 @@ def film(
     The return of the replay.
 
   Raises:
-    ValueError: there are no actions, or the environment cannot render.
+    ValueError: there are no actions.
+    py_process_worker.UnusableLevelError: the environment cannot render.
     py_process.EnvironmentFailed: the environment failed.
     OSError: the file cannot be written; an older one is untouched then.
   """
