@@ -36,7 +36,7 @@ import settings
 for module in (actor, config, environments, levels, runtime, settings):
   assert module.OWNER == 'user', module
 
-# None of the user's, so there is none.
+# Only ours have these names, so nothing is found.
 for name in ('experiment', 'envs', 'envs.gym', 'learner', 'py_process',
              'py_process_worker', 'suites', 'kubernetes'):
   try:
@@ -116,7 +116,7 @@ def test_environment_imports_the_users_modules(folder, tmp_path, where):
     text=True,
   )
   assert done.returncode == 0, done.stderr
-  # It was restarted, and its second process did as well.
+  # It was restarted, and the imports of its next process succeeded too.
   assert done.stderr.count('The level is broken') >= 2
   assert 'AssertionError' not in done.stderr
 
@@ -129,7 +129,7 @@ def test_restarts_in_a_row(folder, monkeypatch, capfd):
   assert capfd.readouterr().err.count('It starts anew (1 of 3') >= 3
 
 
-def test_missing_module_is_missed(folder, monkeypatch):
+def test_missing_module_is_not_found(folder, monkeypatch):
   (folder / 'levels.py').unlink()
   for cwd in (folder, program.ROOT):
     monkeypatch.chdir(cwd)
