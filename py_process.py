@@ -1,10 +1,10 @@
-"""Runs Python environments in processes of their own, frames in shared memory.
+"""Runs Python environments in processes of their own.
 
-Nobody waits for a slow one: every environment steps and starts its next episode
+Nobody waits for a slow one: each environment steps and starts its next episode
 in its own process, and the caller takes whichever are ready. Actions, rewards,
-ends and observations lie in one block of anonymous shared memory, so that a
-step costs one byte through a socket one way and four through a pipe the other.
-`py_process_worker` is the other side.
+episode ends and observations are in one block of anonymous shared memory. All
+that a step sends is one byte to the environment and four bytes back.
+`py_process_worker` is the side of the environments.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,22 +23,23 @@ import numpy as np
 
 import py_process_worker
 from runtime import console
+from runtime import errors
 
-# With a first environment ready, `recv` naps for more. It stops at the first
-# nap that brings none: a slow environment costs its caller one nap.
+# Once one environment is ready, `recv` takes short naps to collect more, up to
+# the first nap that brings none: a slow environment costs its caller one nap.
 _NAP_SECS = 0.0002
 _MAX_NAPS = 10
 _ID_BYTES = 4
 
 
-class EnvironmentFailed(RuntimeError):  # noqa: N818 (says it better)
-  """An environment raised, died, or gave a value that nobody can learn from.
+class EnvironmentFailed(errors.UserError, RuntimeError):  # noqa: N818
+  """An environment raised, died, or returned a value that is not finite.
 
   Attributes:
     level_name: the level's name.
     env_id: the environment's number in its actor.
-    step: the agent step of its episode that failed, 0 for its very first reset.
-    details: a traceback, or a line that says what happened.
+    step: the agent step of the episode that failed; 0 for the first reset.
+    details: a traceback, or one line that says what happened.
   """
 
   def __init__(self, level_name: str, env_id: int, step: int, details: str):
@@ -58,8 +59,10 @@ class EnvironmentFailed(RuntimeError):  # noqa: N818 (says it better)
 class EnvironmentProcesses:
   """E environments, each in a process of its own.
 
-  `specs` tells what they report of themselves; `start_episodes` lets them run;
-  then `recv` and `send` take turns.
+  `start_episodes` starts them; then `recv` and `send` take turns.
+
+  Attributes:
+    specs: what each environment reports about itself (its `spec`).
   """
 
   def __init__(
@@ -72,16 +75,18 @@ class EnvironmentProcesses:
     """Starts the processes and makes all environments at the same time.
 
     Args:
-      makers: one for each environment. They pickle, and are called in the
-        environments' processes, with the number of the restart, 0 at first.
+      makers: one for each environment. They must pickle. Each is called in the
+        environment's process with the number of the restart, 0 at first. What
+        it imports then is the user's: our modules are hidden, see
+        py_process_worker.
       level_names: their levels, for messages.
-      max_restarts: how often in a row, without an episode that came to its end,
-        an environment that fails is made anew, with a warning.
+      max_restarts: how many times in a row, with no complete episode between,
+        an environment that fails is restarted, with a warning.
       on_restart: called with the environment's number. Its episode is lost.
 
     Raises:
       EnvironmentFailed: one could not be made.
-      py_process_worker.UnusableLevelError: a maker has raised it.
+      py_process_worker.UnusableLevelError: a maker raised it.
     """
     self._level_names = list(level_names)
     self._max_restarts = max_restarts
@@ -122,19 +127,22 @@ class EnvironmentProcesses:
   def _start_supervisor(
     self, control_fd: int, makers: list, links: list[int], ready_fd: int
   ) -> None:
+    # ROOT first, because the supervisor imports our modules.
+    paths = [p for p in sys.path if isinstance(p, str)]  # As `import` does.
+    paths.insert(0, py_process_worker.ROOT)
     command = (
-      f'import sys; sys.path[:] = {sys.path!r}; '
+      f'import sys; sys.path[:] = {paths!r}; '
       f'import py_process_worker; py_process_worker.supervise({control_fd})'
     )
     self._supervisor = subprocess.Popen(
       [sys.executable, '-c', command],
       stdin=subprocess.DEVNULL,
       pass_fds=[control_fd, *links, ready_fd, self._memory_fd],
-      # Ctrl-C, and whatever else is sent to the whole group, is for the caller
-      # to answer: environments end when it says so, or is gone.
+      # Ctrl-C, and any other signal to the whole group, is for the caller to
+      # handle: environments end when it closes them, or is gone.
       start_new_session=True,
-      # These many processes are the parallelism, and a process with threads
-      # cannot be forked safely.
+      # The processes are the parallelism, and a process with threads cannot be
+      # forked safely.
       env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
     )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
@@ -157,7 +165,7 @@ class EnvironmentProcesses:
   def start_episodes(
     self, observation: Sequence[tuple[tuple[int, ...], np.dtype]]
   ) -> py_process_worker.SharedArrays:
-    """Lets all environments start their first episodes; does not wait.
+    """Starts the first episodes of all environments; does not wait.
 
     Args:
       observation: the shape and type of each array of an observation.
@@ -165,10 +173,12 @@ class EnvironmentProcesses:
     Returns:
       The arrays. Rows of environments in flight may change at any time.
     """
-    self._layout = py_process_worker.Layout(len(self._links), observation)
-    self._arrays = self._layout.map(self._memory_fd)
+    layout = py_process_worker.Layout(len(self._links), observation)
+    self._arrays = layout.map(self._memory_fd)
+    # Sent as a tuple: to unpickle a class, a process imports its module.
+    self._layout = tuple(layout)
     for link in self._links:
-      # One that has died meanwhile is reported by `recv`.
+      # `recv` reports an environment that has died meanwhile.
       with contextlib.suppress(OSError):
         link.send(self._layout)
     self._in_flight[:] = True
@@ -177,7 +187,7 @@ class EnvironmentProcesses:
   def recv(
     self, max_batch: int, timeout_secs: float | None = None
   ) -> np.ndarray:
-    """Waits for one environment and takes along those that are ready by then.
+    """Waits for one environment, and returns all that are ready by then.
 
     Args:
       max_batch: the most environments to return; others stay ready.
@@ -214,19 +224,22 @@ class EnvironmentProcesses:
     return env_ids
 
   def _wait(self, timeout_secs: float | None) -> None:
-    """Waits for a ready environment; sees to failures and restarts."""
+    """Waits for a ready environment; handles failures and restarts."""
     deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
     while not self._ready:
       timeout_ms = None
       if deadline is not None:
         timeout_ms = max(0.0, deadline - time.monotonic()) * 1000
       events = self._poller.poll(timeout_ms)
-      told = {fd for fd, _ in events if fd != self._ready_fd}
-      for env_id, link in enumerate(self._links if told else ()):
-        if link.fileno() in told:
+      messages = {fd for fd, _ in events if fd != self._ready_fd}
+      for env_id, link in enumerate(self._links if messages else ()):
+        if link.fileno() in messages:
           self._answer(env_id, *self._receive(env_id))
-      # Once all links are closed, the pipe is too: then only they tell why.
-      if not told and (not events or (self._ready_fd, select.POLLIN) in events):
+      # When all processes have died, the pipe is closed as well. The links say
+      # why, so they are read first.
+      if not messages and (
+        not events or (self._ready_fd, select.POLLIN) in events
+      ):
         break
 
   def _read_ready(self, wanted: int) -> None:
@@ -237,7 +250,7 @@ class EnvironmentProcesses:
       self._ready += np.frombuffer(ids, np.int32).tolist()
 
   def send(self, actions: np.ndarray, env_ids: np.ndarray) -> None:
-    """Lets environments take a step; does not wait.
+    """Makes environments take a step; does not wait.
 
     Args:
       actions: int32 [n].
@@ -256,11 +269,11 @@ class EnvironmentProcesses:
     self._arrays.actions[env_ids] = actions
     self._in_flight[env_ids] = True
     for env_id in numbers:
-      with contextlib.suppress(OSError):  # It has died: `recv` says so.
+      with contextlib.suppress(OSError):  # It has died: `recv` reports it.
         os.write(self._links[env_id].fileno(), b'\0')
 
   def _answer(self, env_id: int, kind: str, value: Any) -> None:
-    """Answers what came instead of a step: of a failure, or after a restart."""
+    """Handles a message that is not a step: a failure, or a restart's spec."""
     link = self._links[env_id]
     if kind == 'spec':
       with contextlib.suppress(OSError):
@@ -277,14 +290,15 @@ class EnvironmentProcesses:
     )
     if kind != 'died' and link.poll(py_process_worker.GRACE_SECS):
       self._receive(env_id)  # Now it has died as well.
-    # Its last step may still be unread, and would pass for the new one's first.
+    # Its last step may still be unread, and must not count as the first step
+    # after the restart.
     self._read_ready(len(self._ready) + len(self._links))
     self._ready = [ready for ready in self._ready if ready != env_id]
     self._in_flight[env_id] = True
     self._steps[env_id] = -1
     if self._on_restart:
       self._on_restart(env_id)
-    with contextlib.suppress(OSError):  # The supervisor has died: `recv` says.
+    with contextlib.suppress(OSError):  # The supervisor has died.
       self._control.send((env_id, int(self._num_restarts[env_id])))
 
   def _failure(
@@ -306,7 +320,7 @@ class EnvironmentProcesses:
     if not self._links:
       return
     for link in self._links:
-      link.close()  # Who waits for an action now sees the end of the file.
+      link.close()  # An environment that waits for an action ends by itself.
     os.close(self._ready_fd)
     os.close(self._memory_fd)
     self._control.close()
@@ -321,7 +335,7 @@ class EnvironmentProcesses:
 
 
 def _open_anonymous_memory() -> int:
-  """Opens a file without a name: nothing to remove, whoever dies first."""
+  """Opens a file without a name: nothing is left behind, whoever dies first."""
   if hasattr(os, 'memfd_create'):
     return os.memfd_create('environments')
   with tempfile.TemporaryFile() as file:

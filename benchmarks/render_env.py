@@ -1,4 +1,8 @@
-"""An environment that waits, as if something rendered elsewhere."""
+"""Environments that wait, as if something rendered elsewhere.
+
+`gym:benchmarks.render_env:<id>` names them. They are apart from the benchmarks
+that use them, since an environment's process imports no module of the program.
+"""
 
 import time
 
@@ -40,12 +44,11 @@ class RenderEnv(gymnasium.Env):
     return self.np_random.random([4], np.float32)
 
 
-def register(
-  gym_id: str, length: int, step_secs: float, reset_secs: float
+def _register(
+  name: str, length: int, step_secs: float, reset_secs: float = 0.0
 ) -> None:
-  """Registers a `RenderEnv` under a name."""
   gymnasium.register(
-    gym_id,
+    f'{name}-v0',
     RenderEnv,
     kwargs={
       'length': length,
@@ -53,3 +56,14 @@ def register(
       'reset_secs': reset_secs,
     },
   )
+
+
+# For scaling.py.
+_register('Waiting', length=100, step_secs=0.1)
+
+# For slow_reset.py. All the same but for the slow one; their names tell them
+# apart in batches.
+OTHERS = tuple(f'Other{i}' for i in range(1, 16))
+for _name in ('First', *OTHERS):
+  _register(_name, length=5, step_secs=0.002)
+_register('FirstSlow', length=5, step_secs=0.002, reset_secs=10.0)

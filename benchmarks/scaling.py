@@ -14,7 +14,6 @@ import signal
 from absl import app
 from absl import flags
 
-from benchmarks import render_env
 from benchmarks import report
 from benchmarks import training_process
 
@@ -26,14 +25,12 @@ flags.DEFINE_float('window_secs', 15.0, 'Seconds of each measurement.')
 flags.DEFINE_float('settle_secs', 3.0, 'Seconds before each measurement.')
 
 _TRAINING_FLAGS = (
-  '--level_name=gym:benchmarks.scaling:Waiting-v0',
+  '--level_name=gym:benchmarks.render_env:Waiting-v0',
   '--envs_per_actor=1',
   '--batch_size=4',
   '--unroll_length=20',
   '--total_environment_frames=1000000000',
 )
-
-render_env.register('Waiting-v0', length=100, step_secs=0.1, reset_secs=0.0)
 
 
 def measure(

@@ -23,31 +23,20 @@ FLAGS = flags.FLAGS
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
 flags.DEFINE_float('warmup_secs', 15.0, 'Seconds of each training before all.')
 
-_NUM_ENVS = 16
 _TRAINING_FLAGS = (
   '--num_actors=1',
-  f'--envs_per_actor={_NUM_ENVS}',
+  f'--envs_per_actor={1 + len(render_env.OTHERS)}',
   '--batch_size=32',
   '--unroll_length=20',
   '--total_environment_frames=1000000000',
 )
 
 
-# All the same but for the slow one; their names tell them apart in batches.
-_OTHERS = [f'Other{i}' for i in range(1, _NUM_ENVS)]
-for _name in ('First', 'FirstSlow', *_OTHERS):
-  render_env.register(
-    f'{_name}-v0',
-    length=5,
-    step_secs=0.002,
-    reset_secs=10.0 if _name == 'FirstSlow' else 0.0,
-  )
-
-
 def start_training(first: str) -> training_process.TrainingProcess:
   """Starts a training whose first environment is the one called `first`."""
   levels = ','.join(
-    f'gym:benchmarks.slow_reset:{name}-v0' for name in (first, *_OTHERS)
+    f'gym:benchmarks.render_env:{name}-v0'
+    for name in (first, *render_env.OTHERS)
   )
   return training_process.TrainingProcess(
     [f'--level_name={levels}', *_TRAINING_FLAGS]

@@ -1,6 +1,6 @@
-"""Scores a policy: plays whole games and says what they brought.
+"""Scores a policy: plays full episodes and reports their returns.
 
-Actions are drawn from the policy as in training, not its most likely ones.
+Actions are sampled from the policy, as in training, not the most likely ones.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,7 +22,7 @@ _SUMMARIES = ('mean', 'median', 'standard_error', 'min', 'max')
 
 
 class Recording(NamedTuple):
-  """What it takes to play an episode again; see `video.film`.
+  """What is needed to play an episode again; see `films.film`.
 
   Attributes:
     seed: of the environment; the episode was its first.
@@ -89,22 +89,22 @@ def evaluate(
   num_episodes: int,
   on_progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, LevelScore]:
-  """Plays `num_episodes` full games of each level and scores them.
+  """Plays N full episodes of each level and scores them.
 
-  The episodes that count are the first that begin, however long they last:
-  taking the first that end would favour short ones.
+  The first N episodes to begin count, however long they last: to take the first
+  N that end would favour short ones.
 
   Args:
     act: see `actor.Policy.bind`.
-    agent: whose initial state `act` takes.
-    envs: made with `training=False`, not yet played; several levels if need be.
+    agent: the agent that `act` runs; it gives the initial state.
+    envs: made with `training=False` and not played yet, of one or more levels.
       The caller closes them.
-    num_episodes: N, of each level.
-    on_progress: called after each episode with how many have ended and how many
-      there will be, both over all levels.
+    num_episodes: N, for each level.
+    on_progress: called after each episode with the number of episodes that have
+      ended and the number to play, both over all levels.
 
   Returns:
-    The score of each level that has an environment, by its name.
+    The score of each level of `envs`, by name.
 
   Raises:
     ValueError: N is less than 1.
@@ -138,15 +138,16 @@ def evaluate(
 def share_out(
   level_names: Sequence[str], num_episodes: int, num_envs: int
 ) -> Iterator[tuple[Sequence[str], int]]:
-  """Shares out environments, so that all of them have something to play.
+  """Groups levels so that no environment is without an episode to play.
 
   Args:
-    level_names: what to play.
-    num_episodes: of each level.
+    level_names: the levels to play.
+    num_episodes: the episodes of each level.
     num_envs: the most environments at one time.
 
   Yields:
-    Levels to be played at one time, and how many environments for all of them.
+    The levels to play at one time, and the number of environments for all of
+    them together.
   """
   per_level = min(num_episodes, num_envs)
   at_once = num_envs // per_level
@@ -158,10 +159,10 @@ def share_out(
 class _Episodes:
   """Numbers the episodes of each level as they begin; keeps the first N.
 
-  All environments begin at once: their first episodes are numbered in the order
-  of the environments, so that no chance in who is ready first decides which
-  count. An environment whose episode has no number plays on and is ignored: the
-  emulator steps its games together.
+  The first episodes begin at the same time. They are numbered in the order of
+  the environments, so that which of them count does not depend on timing. An
+  environment whose episode has no number plays on and is ignored, because the
+  Atari emulator steps its games together.
   """
 
   def __init__(self, envs: environments.Environments, num_episodes: int):
@@ -182,7 +183,7 @@ class _Episodes:
     self._recording = np.isin(np.arange(envs.num_envs), list(self._actions))
 
   def _begin(self, level_name: str) -> int | None:
-    """Returns the number of an episode that begins, None if it is one more."""
+    """Returns the number of an episode that begins; None if N have begun."""
     number = self._num_begun[level_name]
     if number == self._num_episodes:
       return None
@@ -190,7 +191,7 @@ class _Episodes:
     return number
 
   def add(self, ids: np.ndarray, info: environments.StepOutputInfo) -> bool:
-    """Takes in one output of each of `ids`; returns if an episode has ended."""
+    """Adds one output of each of `ids`; returns whether `num_ended` grew."""
     before = self.num_ended
     for row in np.flatnonzero(info.episode_done):
       env_id = ids[row]
@@ -205,7 +206,7 @@ class _Episodes:
     return self.num_ended > before
 
   def record(self, ids: np.ndarray, actions: np.ndarray) -> None:
-    """Keeps the actions of first episodes."""
+    """Records the actions of first episodes."""
     for row in np.flatnonzero(self._recording[ids]):
       self._actions[int(ids[row])].append(actions[row])
 
@@ -226,12 +227,12 @@ def table(
   scores: Mapping[str, LevelScore],
   normalize: Callable[[str, float], float] | None = None,
 ) -> str:
-  """Returns the scores as a table, one line a level, without a line end.
+  """Returns the scores as a table with one line per level.
 
   Args:
     scores: see `evaluate`.
-    normalize: gives a level's human-normalized score in percent from its name
-      and mean return; None for levels that are not of a suite.
+    normalize: returns a level's human-normalized score in percent, from its
+      name and mean return; None for levels that do not belong to a suite.
   """
   rows = [('level', 'episodes', *_SUMMARIES, 'mean frames')]
   if normalize:
@@ -247,7 +248,7 @@ def table(
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Returns lines of columns, all but the first flush right."""
+  """Returns lines of columns, all but the first aligned to the right."""
   widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
   lines = []
   for first, *others in rows:
@@ -274,10 +275,10 @@ def write(
   Args:
     path: the file, replaced if it exists; its directory must exist.
     scores: see `evaluate`.
-    settings: value by name, such as what was evaluated (the checkpoint, the
-      environment frames it was trained for) and the seed. What JSON does not
-      know (a path) becomes a string.
-    suite_scores: of all levels together, value by name; may be empty.
+    settings: values by name, such as the checkpoint, the environment frames it
+      was trained for, and the seed. Types that JSON does not have (a path)
+      become strings.
+    suite_scores: the scores of all levels together, by name; may be empty.
 
   Raises:
     OSError: the file cannot be written; an older one is untouched then.
@@ -302,19 +303,19 @@ def write(
 
 
 class Progress:
-  """The levels an evaluation has played, on disk until it is complete.
+  """The scores of an unfinished evaluation, kept on disk.
 
   Attributes:
-    scores: the score of each level played so far, by its name.
+    scores: the score of each level played so far, by name.
   """
 
   def __init__(self, path: str | os.PathLike, evaluation: Mapping[str, Any]):
-    """Takes up what an evaluation has left that was stopped.
+    """Reads the scores of an evaluation that was stopped.
 
     Args:
       path: the file; it need not exist.
-      evaluation: all that scores depend on, value by name. What another one has
-        left is of no use, and is dropped.
+      evaluation: all that the scores depend on, values by name. The scores of
+        an evaluation with other values are ignored.
     """
     self._path = pathlib.Path(path)
     self._evaluation = json.loads(json.dumps(evaluation, default=str))
@@ -327,7 +328,7 @@ class Progress:
         }
 
   def add(self, scores: Mapping[str, LevelScore]) -> None:
-    """Adds levels and keeps all on disk, or raises OSError."""
+    """Adds the scores of levels and writes all to disk, or raises OSError."""
     self.scores |= scores
     run_folder.write_json(
       self._path,

@@ -1,4 +1,4 @@
-"""Tests of video.py: films read back frame by frame."""
+"""Tests of evaluation/films.py: films are read back frame by frame."""
 
 import pathlib
 
@@ -8,14 +8,18 @@ import pytest
 
 from envs import atari
 from evaluation import films
+import py_process
 from tests import contract
-from tests import film_env
 
 _SHORT = atari.AtariSettings(max_episode_frames=400)
 
 
 def play(level_name, action=None, **kwargs):
-  """Plays the first game of environment 1 of 3; returns its seed and more."""
+  """Plays the first full episode of environment 1 of 3.
+
+  Returns:
+    The environment's seed, the episode's actions, and its return.
+  """
   envs = contract.make(
     level_name, num_envs=3, max_batch=3, training=False, **kwargs
   )
@@ -72,7 +76,7 @@ def test_replay_shows_the_agents_game():
   )
   for action, frame in zip(actions, frames, strict=True):
     env_ids, outputs = envs.recv()
-    # As the agent saw it, in blocks of which both sizes have whole ones.
+    # As the agent saw it: both sizes are divided into the same 7 x 4 blocks.
     grey = frame @ [0.299, 0.587, 0.114]
     mine = grey.reshape(7, 30, 4, 40).mean(axis=(1, 3))
     newest = outputs.observation.frame[1, -1]
@@ -136,7 +140,7 @@ def test_films_cart_pole(tmp_path, capfd):
   assert meta['fps'] == 50
 
 
-# What goes wrong.
+# Errors.
 
 
 @pytest.mark.parametrize(
@@ -171,7 +175,7 @@ def test_warns_of_another_episode(tmp_path, capfd):
     assert path.exists()
 
 
-def test_warns_of_what_no_seed_reaches(tmp_path, capfd):
+def test_warns_of_random_numbers_that_are_not_seeded(tmp_path, capfd):
   level_name = 'gym:tests.film_env:FilmNoise-v0'
   films.film(level_name, *play(level_name)[:2], tmp_path / 'a.mp4', 99.0)
   assert 'another episode of ' + level_name in capfd.readouterr().err
@@ -187,12 +191,18 @@ def test_needs_a_directory(tmp_path):
     films.film('pong', 1, [0], tmp_path / 'no' / 'film.mp4', 0.0)
 
 
-def test_a_film_that_fails_leaves_the_older_one(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  ('gym_id', 'message'),
+  [
+    ('FilmRaise-v0', 'ZeroDivisionError'),
+    ('FilmResize-v0', 'cannot be filmed: the size of its images changes'),
+  ],
+)
+def test_a_film_that_fails_leaves_the_older_one(tmp_path, gym_id, message):
   path = tmp_path / 'film.mp4'
   path.write_text('old')
-  monkeypatch.setattr(film_env.FilmEnv, 'step', lambda self, action: 1 / 0)
-  with pytest.raises(ZeroDivisionError):
-    films.film('gym:tests.film_env:Film-v0', 1, [0], path, 0.0)
+  with pytest.raises(py_process.EnvironmentFailed, match=message):
+    films.film(f'gym:tests.film_env:{gym_id}', 1, [0, 0], path, 0.0)
   assert path.read_text() == 'old'
   assert [p.name for p in tmp_path.iterdir()] == ['film.mp4']
 

@@ -10,7 +10,7 @@ import time
 import uuid
 
 ROOT = pathlib.Path(__file__).parent.parent
-COMMAND = (sys.executable, 'experiment.py')
+COMMAND = (sys.executable, str(ROOT / 'experiment.py'))
 COUNT = 'gym:tests.count_env:Count{}-v0'
 
 
@@ -21,13 +21,16 @@ class Program:
     out: all that it has printed; `err` likewise.
   """
 
-  def __init__(self, folder, variables=None, command=COMMAND, **settings):
+  def __init__(
+    self, folder, variables=None, command=COMMAND, cwd=ROOT, **settings
+  ):
     """Starts it.
 
     Args:
       folder: for its output and its temporary files; need not exist.
       variables: environment variables, by name.
       command: what the flags follow.
+      cwd: the working folder.
       **settings: flags, over those of a tiny run; None leaves one out.
     """
     settings = {
@@ -55,7 +58,7 @@ class Program:
           *command,
           *(f'--{k}={v}' for k, v in ordered if v is not None),
         ],
-        cwd=ROOT,
+        cwd=cwd,
         stdout=out,
         stderr=err,
         env=os.environ | environ,

@@ -15,6 +15,7 @@ import pytest
 from envs import gym
 import py_process
 import py_process_worker
+from runtime import errors
 
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -39,7 +40,7 @@ def step(processes, num_batches):
 
 
 def descendants(process_id):
-  """Returns the process numbers of all children, and of theirs."""
+  """Returns the process ids of all children, and of their children."""
   path = f'/proc/{process_id}/task/{process_id}/children'
   try:
     with open(path) as file:
@@ -73,14 +74,14 @@ def wait_until(condition, timeout_secs):
 
 @pytest.fixture
 def closing():
-  """Closes what is appended to it, however the test ends."""
+  """A list; what is appended to it is closed at the end of the test."""
   opened = []
   yield opened
   for processes in opened:
     processes.close()
 
 
-def test_batches_hold_who_is_ready(closing):
+def test_batches_contain_the_environments_that_are_ready(closing):
   processes = start('Count3', 'Count3', 'Count3')
   closing.append(processes)
   ready = set()
@@ -111,6 +112,12 @@ def test_raising_reset(closing):
   closing.append(processes)
   with pytest.raises(py_process.EnvironmentFailed, match='at step 0\n'):
     step(processes, 1)
+
+
+def test_errors_are_for_the_user_to_mend():
+  assert issubclass(py_process.EnvironmentFailed, errors.UserError)
+  assert issubclass(py_process.EnvironmentFailed, RuntimeError)
+  assert issubclass(py_process_worker.UnusableLevelError, errors.SettingError)
 
 
 def test_raising_maker():
@@ -151,14 +158,14 @@ def test_killed_environment(closing, gym_id):
   assert caught.value.env_id == 0
 
 
-def test_failing_environment_is_restarted_so_often(closing, capfd):  # D08
+def test_failing_environment_is_restarted_max_restarts_times(closing, capfd):
   restarted = []
   processes = start(
     'Count100', 'CountRaise', max_restarts=3, on_restart=restarted.append
   )
   closing.append(processes)
   with pytest.raises(py_process.EnvironmentFailed) as caught:
-    # The other environment is always ready, and hides nothing.
+    # That the other environment is always ready must not delay this.
     step(processes, 2000)
   assert restarted == [1, 1, 1]
   assert (caught.value.env_id, caught.value.step) == (1, 50)
@@ -168,7 +175,7 @@ def test_failing_environment_is_restarted_so_often(closing, capfd):  # D08
   assert '(2 of 3 times in a row)' in printed
 
 
-def test_failures_with_episodes_between_do_not_add_up(closing, capfd):
+def test_complete_episodes_reset_the_count_of_restarts(closing, capfd):
   restarted = []
   processes = start(
     'SecondEpisodeRaises', max_restarts=2, on_restart=restarted.append
@@ -202,7 +209,7 @@ def test_killed_environment_is_restarted(closing, gym_id, capfd):
   assert not descendants(os.getpid())
 
 
-def test_killed_supervisor_is_the_end(closing):
+def test_killed_supervisor_is_not_restarted(closing):
   processes = start('Count3', max_restarts=3)
   closing.append(processes)
   step(processes, 2)
@@ -213,7 +220,7 @@ def test_killed_supervisor_is_the_end(closing):
     step(processes, 100)
 
 
-def test_the_supervisor_ignores_what_is_sent_to_all(closing):
+def test_the_supervisor_ignores_signals_to_the_whole_group(closing):
   processes = start('Count7')
   closing.append(processes)
   for number in (signal.SIGINT, signal.SIGTERM):
@@ -231,7 +238,7 @@ def test_environments_ignore_interrupts(closing):
   step(processes, 10)
 
 
-def test_close_is_quick_and_thorough(closing):
+def test_close_ends_all_processes_within_3_seconds(closing):
   processes = start('Count3', 'CountSlowReset', 'Count3', 'CountSlowReset')
   closing.append(processes)
   step(processes, 3)
@@ -270,12 +277,12 @@ sys.stdin.read()
 
 @pytest.fixture
 def main_program(tmp_path):
-  """A main program that imports TensorFlow, in the middle of its work."""
+  """A main program that has imported TensorFlow and plays environments."""
   script = tmp_path / 'main.py'
   script.write_text(_MAIN)
   scratch = tmp_path / 'scratch'
   scratch.mkdir()
-  # A stand-in: what counts is whether the environments' processes import it.
+  # A stub: the test is whether the environments' processes import it.
   (tmp_path / 'tensorflow.py').write_text('')
   process = subprocess.Popen(
     [sys.executable, str(script)],
@@ -291,7 +298,7 @@ def main_program(tmp_path):
 
 
 @pytest.mark.parametrize('end', ['kill', 'exit'])
-def test_the_main_programs_end_leaves_nothing(main_program, end):
+def test_nothing_is_left_when_the_main_program_ends(main_program, end):
   process, scratch = main_program
   shared = set(glob.glob('/dev/shm/*'))
   children = descendants(process.pid)
@@ -310,6 +317,7 @@ def test_the_main_programs_end_leaves_nothing(main_program, end):
 def test_what_environments_import_is_free_of_tensorflow():
   code = (
     'import sys; from envs import atari, gym, lab; '
+    'from evaluation import films; '
     'sys.exit("tensorflow" in sys.modules)'
   )
   subprocess.run([sys.executable, '-c', code], cwd=_ROOT, check=True)

@@ -1,4 +1,4 @@
-"""Tests of evaluation.py."""
+"""Tests of evaluation/scores.py."""
 
 import dataclasses
 import json
@@ -17,7 +17,10 @@ _COUNT = 'gym:tests.count_env:Count{}-v0'
 
 
 class FakeEnvironments(environments.Environments):
-  """Episodes of given lengths that return their length, all ready at once."""
+  """Episodes of given lengths, which are also their returns.
+
+  All environments are ready at the same time.
+  """
 
   spec = environments.EnvironmentSpec(
     (1,), np.dtype(np.float32), num_actions=9, frames_per_step=4, stack=1,
@@ -25,16 +28,16 @@ class FakeEnvironments(environments.Environments):
   )  # fmt: skip
 
   def __init__(self, lengths, level_names=('a',), order=None):
-    """Takes lengths [E][episode], the last for all that follow.
+    """Makes E environments.
 
     Args:
-      lengths: see above.
-      level_names: given round robin.
-      order: in which the environments become ready, all of them once.
+      lengths: [E][episode]; the last is repeated for all later episodes.
+      level_names: given to the environments round robin.
+      order: the order in which the environments become ready.
     """
     super().__init__(level_names, len(lengths), seed=1)
     self._lengths = lengths
-    self._games = np.zeros([len(lengths)], int)
+    self._episode_numbers = np.zeros([len(lengths)], int)
     self._steps = np.full([len(lengths)], -1)
     self._order = np.array(
       range(len(lengths)) if order is None else order, np.int32
@@ -46,16 +49,16 @@ class FakeEnvironments(environments.Environments):
     self._steps[ids] += 1
     first = np.array([not self.actions] * len(ids))
     lengths = [
-      self._lengths[i][min(self._games[i], len(self._lengths[i]) - 1)]
+      self._lengths[i][min(self._episode_numbers[i], len(self._lengths[i]) - 1)]
       for i in ids
     ]
-    over = (self._steps[ids] == lengths) & ~first
-    info, _ = self._episodes.add(ids, np.float32(~first), over)
-    self._steps[ids[over]] = 0
-    self._games[ids[over]] += 1
+    done = (self._steps[ids] == lengths) & ~first
+    info, _ = self._episodes.add(ids, np.float32(~first), done)
+    self._steps[ids[done]] = 0
+    self._episode_numbers[ids[done]] += 1
     observation = environments.Observation(np.float32(ids)[:, None], ())
     return ids, environments.StepOutput(
-      np.float32(~first), info, over | first, observation
+      np.float32(~first), info, done | first, observation
     )
 
   def send(self, actions, env_ids):
@@ -68,7 +71,7 @@ class FakeEnvironments(environments.Environments):
 
 
 class CountingAgent:
-  """Counts its steps of an episode in a state; the count is its action."""
+  """Counts the steps of an episode in its state; the count is the action."""
 
   def initial_state(self, batch_size):
     zeros = np.zeros([batch_size], np.int32)
@@ -100,8 +103,8 @@ def score_of(returns, frames=None):
 # Which episodes count.
 
 
-def test_the_first_that_begin_count_in_their_order():
-  # Begin at steps: A 0, B 0, A 2, A 4, B 7: the fifth is one too many.
+def test_the_first_to_begin_count_in_the_order_of_their_beginnings():
+  # They begin at steps A 0, B 0, A 2, A 4, B 7; the fifth does not count.
   envs = FakeEnvironments([[2, 2, 30, 1], [7, 1, 1]])
   score = evaluate(envs, 4)['a']
   assert score.returns.tolist() == [2, 7, 2, 30]
@@ -111,7 +114,7 @@ def test_the_first_that_begin_count_in_their_order():
 @pytest.mark.parametrize('num_episodes', [1, 2, 3])
 @pytest.mark.parametrize('order', [[0, 1, 2], [2, 1, 0]])
 def test_fewer_episodes_than_environments(num_episodes, order):
-  # Who is ready first, or ends first, does not decide.
+  # It does not matter which is ready first, or ends first.
   envs = FakeEnvironments([[9], [5], [1]], order=order)
   score = evaluate(envs, num_episodes)['a']
   assert score.returns.tolist() == [9, 5, 1][:num_episodes]
@@ -136,7 +139,7 @@ def test_two_levels_with_n_each():
   assert len(scores['b'].recording.actions) == 3
 
 
-def test_short_episodes_are_not_favoured():  # G10
+def test_short_episodes_are_not_favoured():
   generator = np.random.default_rng(0)
   means, naive_means = [], []
   for _ in range(60):
@@ -149,7 +152,7 @@ def test_short_episodes_are_not_favoured():  # G10
   assert np.mean(naive_means) < 8
 
 
-def test_needs_an_episode():
+def test_refuses_to_play_no_episode():
   with pytest.raises(ValueError, match='num_episodes'):
     evaluate(FakeEnvironments([[1]]), 0)
 
@@ -170,7 +173,7 @@ def test_records_the_first_episode_of_the_first_environment():
   assert recording.seed == envs.seeds[0]
   assert recording.episode_return == 12
   assert recording.actions.dtype == np.int32
-  # The agent's own count: its state goes with the environment.
+  # The agent's count: each environment has its own state.
   assert recording.actions.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3]
   sent = np.stack(envs.actions)[:12, 0]
   np.testing.assert_array_equal(recording.actions, sent)
@@ -215,7 +218,7 @@ def test_plays_a_policy():
   assert set(score.recording.actions.tolist()) == {0, 1}
 
 
-# What is said about them.
+# How they are reported.
 
 
 def test_summary():
@@ -307,7 +310,7 @@ def test_table_of_a_suite():
   assert pong.endswith('41.0 %') and qbert.endswith('12.5 %')
 
 
-def test_progress_is_taken_up_by_the_same_evaluation(tmp_path):
+def test_the_same_evaluation_resumes_from_its_progress(tmp_path):
   path = tmp_path / 'progress.json'
   same = {'checkpoint': 'frames-7', 'test_num_episodes': 2}
   progress = scores_lib.Progress(path, same)
@@ -330,7 +333,7 @@ def test_progress_is_taken_up_by_the_same_evaluation(tmp_path):
   assert not list(tmp_path.iterdir())
 
 
-def test_progress_that_is_broken_is_dropped(tmp_path):
+def test_damaged_progress_is_ignored(tmp_path):
   path = tmp_path / 'progress.json'
   for text in ('', '{', '[]', '{"evaluation": {}}', '{"evaluation": 1}'):
     path.write_text(text)
