@@ -42,7 +42,7 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 OWN_NAMES = frozenset(
   'actor atari57 cluster config configs dmlab30 docs environments envs '
   'evaluation experiment kubernetes learner levels local_cluster networks '
-  'popart py_process py_process_worker runtime settings suites torsos training '
+  'popart py_process py_process_worker runtime suites torsos training '
   'unrolls vtrace wheels'.split()
 )
 

@@ -19,6 +19,7 @@ import environments
 import networks
 from runtime import console
 from runtime import threads as threads_lib
+import unrolls
 
 tf1 = tf.compat.v1
 
@@ -81,7 +82,7 @@ class Link:
   def __init__(
     self,
     cluster: membership.Cluster,
-    specs: actor_lib.ActorOutput,
+    specs: unrolls.ActorOutput,
     queue_capacity: int,
     weights: Sequence[tf.Variable],
     settings: Mapping[str, Any],
@@ -118,8 +119,8 @@ class Link:
       self._read_settings = board.settings
       self._ping = board.make_ping(cluster.task, self._token)
       self._leave = board.make_leave(cluster.task)
-      queue = actor_lib.make_queue(specs, queue_capacity)
-      self._enqueue = actor_lib.make_enqueue(queue, specs)
+      queue = unrolls.make_queue(specs, queue_capacity)
+      self._enqueue = unrolls.make_enqueue(queue, specs)
       num_updates = tf1.get_variable(
         'num_updates', [], tf.int64, use_resource=True
       ).read_value()

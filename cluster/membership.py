@@ -20,11 +20,11 @@ from typing import Any
 
 import tensorflow as tf
 
+import config as config_lib
 from runtime import console
 
 tf1 = tf.compat.v1
 
-JOB_NAMES = ('local', 'learner', 'actor')
 
 # Kubeflow's names for what does the same.
 _TF_CONFIG_JOBS = {
@@ -110,6 +110,17 @@ class Cluster:
     return f'/job:learner/task:{self.learner_task}/cpu:0'
 
 
+def from_config(config: config_lib.ClusterConfig) -> Cluster:
+  """Returns the cluster that a config describes.
+
+  Raises:
+    ValueError: see `Cluster`.
+  """
+  return Cluster(
+    config.job_name, config.task, config.learner_hosts, config.num_actors
+  )
+
+
 def parse_tf_config(text: str) -> dict[str, Any]:
   """Reads what the variable TF_CONFIG says.
 
@@ -172,7 +183,7 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
     tf.train.ClusterSpec({'learner': cluster.learner_hosts}),
     job_name='learner',
     task_index=cluster.task,
-    config=config(cluster),
+    config=session_config(cluster),
   )
 
 
@@ -241,7 +252,7 @@ def on_learner(cluster: Cluster) -> Iterator[None]:
     yield
 
 
-def config(cluster: Cluster) -> tf1.ConfigProto | None:
+def session_config(cluster: Cluster) -> tf1.ConfigProto | None:
   """Returns how a learner's server and session have to be set up."""
   if len(cluster.learner_hosts) == 1:
     return None

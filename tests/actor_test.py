@@ -138,7 +138,8 @@ class Run:
       )
       # The same policy: what is added to all logits does not matter.
       self.learn = tf.group(
-        self.num_updates.assign_add(1), bias.assign_add(tf.fill([4], 1000.0))
+        self.num_updates.assign_add(1),
+        bias.assign_add(1000.0 * tf.ones_like(bias)),
       )
       self._size = queue.size()
       self._dequeue = tf.nest.pack_sequence_as(specs, queue.dequeue())

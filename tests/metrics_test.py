@@ -327,6 +327,9 @@ def test_logger_refuses_a_directory_it_cannot_make(tmp_path):
 
 def test_metrics_needs_no_tensorflow():
   # An evaluation or a plot should not wait for TensorFlow.
-  code = 'import sys, metrics; sys.exit("tensorflow" in sys.modules)'
-  directory = os.path.dirname(metrics.__file__)
+  code = (
+    'import sys; from runtime import metrics; '
+    'sys.exit("tensorflow" in sys.modules)'
+  )
+  directory = os.path.dirname(os.path.dirname(metrics.__file__))
   subprocess.run([sys.executable, '-c', code], cwd=directory, check=True)

@@ -83,7 +83,7 @@ def counting_act(last_actions, env_outputs, state):
   np.testing.assert_array_equal(twice, 2 * count)
   np.testing.assert_array_equal(last_actions, count % 9)
   count = np.where(env_outputs.done, 0, count) + 1
-  outputs = networks.AgentOutput((count % 9).astype(np.int32), None, None)
+  outputs = networks.AgentOutput((count % 9).astype(np.int32), None)
   return outputs, (count, 2 * count)
 
 
@@ -195,7 +195,7 @@ def test_plays_levels_in_processes():
 
 def _act_zero(last_actions, env_outputs, state):
   actions = np.zeros_like(last_actions)
-  return networks.AgentOutput(actions, None, None), tuple(state)
+  return networks.AgentOutput(actions, None), tuple(state)
 
 
 def test_plays_a_policy():
