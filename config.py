@@ -382,11 +382,19 @@ def define_flags() -> None:
     tuple: flags.DEFINE_list,
   }
   for name, (_, field) in _fields().items():
-    help_text, choices = field.metadata['help_text'], field.metadata['choices']
+    choices = field.metadata['choices']
+    help_text = field.metadata['help_text'] + _describe_bounds(field)
     if choices:
       flags.DEFINE_enum(name, field.default, choices, help_text)
     else:
       define[_find_type(field)](name, field.default, help_text)
+
+
+def _describe_bounds(field: dataclasses.Field) -> str:
+  low, high = field.metadata['low'], field.metadata['high']
+  if high is not None:
+    return f' From {low} to {high}.'
+  return '' if low is None else f' At least {low}.'
 
 
 def from_flags(defaults: Mapping[str, Any] | None = None) -> Config:

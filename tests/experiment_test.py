@@ -14,9 +14,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import config
 import environments
-import settings
+import experiment
+import networks
+from runtime import errors
 from tests import program
+import torsos
 
 COUNT = program.COUNT
 _TWO_LEVELS = f'{COUNT.format(3)},{COUNT.format(7)}'
@@ -373,39 +377,39 @@ def test_the_agent_goes_by_the_observation(shape, dtype, agent):
   spec = environments.EnvironmentSpec(
     tuple(shape), np.dtype(dtype), 2, 1, 1, None
   )
-  with flagsaver.flagsaver():
-    settings.FLAGS(['experiment.py'])
-    settings.fill_in_flags(spec, ['a'])
-    assert settings.FLAGS.agent == agent
-    settings.make_agent('agent', spec)
+  completed = config.make().completed(1, torsos.default_torso(spec))
+  assert completed.agent.agent == agent
+  networks.make_agent(completed, spec)
 
 
 def test_a_test_takes_the_settings_of_the_run(tmp_path):
   # An older run, from before there was `use_lstm`.
-  config = {
+  before = {
     'agent': 'deep',
     'full_action_set': True,
     'level_name': 'pong,breakout',
     'popart': True,
     'repeat_action_probability': 0.25,
   }
-  text = json.dumps({'settings': config})
+  text = json.dumps({'settings': before})
   (tmp_path / 'config.json').write_text(text)
   spec = environments.EnvironmentSpec(
     (84, 84), np.dtype(np.uint8), num_actions=18, frames_per_step=4, stack=4,
     action_meanings=None,
   )  # fmt: skip
   with flagsaver.flagsaver():
-    settings.FLAGS(['experiment.py', f'--logdir={tmp_path}', '--agent=deep'])
-    settings.use_settings_of_run()
-    for name, value in config.items():
-      assert settings.FLAGS[name].value == value
-    assert not settings.FLAGS.use_lstm
-    assert settings.make_agent('agent', spec).popart_levels == 2
-    settings.FLAGS.level_name = 'atari57'
-    assert settings.make_agent('agent', spec).popart_levels == 57
-    settings.FLAGS.popart = False
-    assert settings.make_agent('agent', spec).popart_levels is None
+    flags.FLAGS(
+      ['', '--mode=test', f'--logdir={tmp_path}', '--test_num_episodes=3']
+    )
+    played = experiment.read_config()
+  assert played == config.make(
+    **before, mode='test', logdir=str(tmp_path), test_num_episodes=3
+  )
+  assert networks.make_agent(played, spec).popart_levels == 2
+  suite = played.replace(level_name='atari57')
+  assert networks.make_agent(suite, spec).popart_levels == 57
+  without = suite.replace(popart=False)
+  assert networks.make_agent(without, spec).popart_levels is None
 
 
 @pytest.mark.parametrize(
@@ -437,12 +441,15 @@ def test_bad_values_are_refused_by_name(flag):
   name = flag[2:].partition('=')[0]
   with (
     flagsaver.flagsaver(),
-    pytest.raises(flags.IllegalFlagValueError, match=name),
+    pytest.raises(
+      (flags.IllegalFlagValueError, errors.SettingError), match=name
+    ),
   ):
-    settings.FLAGS(['experiment.py', flag])
+    flags.FLAGS(['experiment.py', flag])
+    config.from_flags()
 
 
 def test_a_misspelt_flag_is_refused_with_what_is_near():
   with flagsaver.flagsaver(), pytest.raises(flags.UnrecognizedFlagError) as e:
-    settings.FLAGS(['experiment.py', '--batchsize=3'])
+    flags.FLAGS(['experiment.py', '--batchsize=3'])
   assert 'batch_size' in str(e.value)
