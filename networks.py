@@ -1,8 +1,8 @@
 """The agent: torso, recurrent core, policy and baseline heads (paper, fig. 3).
 
-One agent is built twice from this module: by the learner over whole unrolls,
-and by each actor one step at a time. Both call `Agent.unroll`, so what the
-actor did and what the learner recomputes are the same arithmetic.
+The learner runs the agent over whole unrolls, an actor over one step at a time.
+Both call `Agent.unroll`, so the learner recomputes what the actor computed with
+the same ops.
 
 All tensors are time-major: `[T, B, ...]`.
 """
@@ -71,20 +71,20 @@ class InstructionReader(snt.Module):
 
   def __init__(self, name: str = 'instruction_reader'):
     super().__init__(name=name)
-    # Row 0 stands behind the last word and is never read.
+    # Row 0 is the padding after the last word; it is never read.
     self._embed = snt.Embed(instructions.NUM_BUCKETS + 1, _WORD_SIZE)
     self._lstm = snt.LSTM(_INSTRUCTION_SIZE)
 
   def __call__(self, words: tf.Tensor) -> tf.Tensor:
-    """Reads N instructions, each by itself.
+    """Reads N instructions, independently of each other.
 
     Args:
       words: int16 [N, MAX_WORDS], see `instructions.hash_words`.
 
     Returns:
-      float32 [N, 64], the LSTM's output at the last word; zeros without words.
+      float32 [N, 64], the LSTM's output at the last word; zeros without one.
     """
-    # An instruction stays for a whole episode: few of the N are different.
+    # An instruction lasts a whole episode, so few of the N differ.
     words, rows = tf.raw_ops.UniqueV2(x=words, axis=[0])
     lengths = tf.math.count_nonzero(words, axis=1, dtype=tf.int32)
     longest = tf.maximum(tf.reduce_max(lengths), 1)
@@ -96,29 +96,30 @@ class InstructionReader(snt.Module):
 
 
 class Recurrence(snt.Linear):
-  """A linear layer from each step of an LSTM to the next.
+  """The linear layer from each step of an LSTM to the next.
 
-  `snt.Linear`, called T times, is slow to learn: its gradient takes T small
-  matrix products for the weights, where one large does, and as many with the
-  weights transposed, which costs more than the product.
+  The gradient of `snt.Linear`, called T times, multiplies T small matrices for
+  the weights, and transposes the weights T times. Here it multiplies two large
+  matrices for the weights, and transposes once.
   """
 
   def unroll(
     self, gates: tf.Tensor, hidden: tf.Tensor
   ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-    """Begins T steps.
+    """Prepares T steps.
 
     Args:
-      gates: float32 [T, B, E], what the products will be added to.
-      hidden: float32 [B, D], gives the size of the inputs.
+      gates: float32 [T, B, E]; the caller adds the layer's outputs to them.
+      hidden: float32 [B, D], whose size is that of the layer's inputs.
 
     Returns:
-      `gates`, whose gradient is the weights' too, and the layer's function from
-      [B, D] to [B, E], to be called once a step.
+      `gates`, through which the gradient reaches the weights, and the layer as
+      a function from [B, D] to [B, E], to be called once for each step.
     """
     self._initialize(hidden)
     weights = tf.convert_to_tensor(self.w)
-    # As a batch of one, or TensorFlow's optimiser would undo it.
+    # As a batch of one, or the graph optimiser would undo it: it would fold the
+    # transpose into the T products.
     transposed = tf.linalg.matrix_transpose(weights[tf.newaxis])[0]
     inputs = []
 
@@ -147,10 +148,10 @@ class Recurrence(snt.Linear):
 
 
 class Core(snt.Module):
-  """An LSTM over time that starts afresh wherever an episode does.
+  """An LSTM over time, reset wherever an episode begins.
 
-  The inputs of all steps go through one matrix product before the recurrence:
-  only what depends on the step before is left inside it.
+  The inputs of all steps go through one matrix product before the recurrence;
+  inside it, only the products with the hidden state are left.
   """
 
   def __init__(self, name: str = 'core'):
@@ -162,7 +163,7 @@ class Core(snt.Module):
 
   def initial_state(self, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns `(hidden, cell)`, zeros of shape [B, 256]."""
-    # Two arrays: actors write into them.
+    # Two arrays, not the same one twice: actors write into them.
     shape = [batch_size, _HIDDEN_SIZE]
     return np.zeros(shape, np.float32), np.zeros(shape, np.float32)
 
@@ -210,15 +211,15 @@ class Agent(snt.Module):
     """Makes the agent.
 
     Args:
-      spec: what the environments show and which actions they take.
+      spec: of the environments, their observations and actions.
       torso: one of `torsos.TORSOS`.
-      use_lstm: whether an LSTM stands between torso and heads.
-      popart_levels: how many levels have a baseline of their own, see
-        `popart`; None for a single one.
+      use_lstm: whether there is an LSTM between torso and heads.
+      popart_levels: with PopArt, the number of levels, each of which has its
+        own baseline; None for a single baseline.
       name: the scope of the agent's variables.
 
     Raises:
-      ValueError: the torso does not fit the observations.
+      errors.SettingError: the torso does not fit the observations.
     """
     super().__init__(name=name)
     self._spec = spec

@@ -1,15 +1,15 @@
-"""PopArt: levels whose rewards differ in size, learnt on one scale.
+"""PopArt: normalised values, so that levels with large rewards do not dominate.
 
-Each level i has an output n_i of the value head of its own, and the mean mu_i
-and the scale sigma_i of its V-trace targets. Its value is sigma_i n_i + mu_i;
-what is learnt is normalised. The order within an update is that of van Hasselt
-et al. (2016, arXiv:1602.07714), algorithm 1:
+Each level i has its own output n_i of the baseline head, and statistics of its
+V-trace targets: the mean mu_i and the scale sigma_i. Its value is
+sigma_i n_i + mu_i; n_i is what the network learns. The order within an update
+is that of van Hasselt et al. (2016, arXiv:1602.07714), algorithm 1:
 
 1. V-trace, on values under the old statistics;
 2. the new statistics, from V-trace's targets `vs`;
-3. the head rescaled, so that all values are what they were;
-4. the loss under the new statistics, and one step of the rescaled head and of
-   all other weights.
+3. the head rescaled, so that all values stay what they were;
+4. the loss under the new statistics, and one step of all weights, those of the
+   rescaled head included.
 
 From Hessel et al. (2018), "Multi-task Deep Reinforcement Learning with PopArt",
 arXiv:1809.04474.
@@ -30,8 +30,8 @@ MAX_SCALE = 1e6
 class Statistics(NamedTuple):
   """Moments of each level's V-trace targets; N is the number of levels.
 
-  In float64: the variance is what is left between two numbers that are nearly
-  the same where targets vary little.
+  In float64: where targets vary little, the variance is the small difference of
+  two large numbers.
 
   Attributes:
     mean: float64 [N], mu.
@@ -43,7 +43,7 @@ class Statistics(NamedTuple):
 
   @property
   def scale(self) -> tf.Tensor:
-    """sigma, float32 [N], the standard deviation within its bounds."""
+    """sigma, float32 [N], the standard deviation, clipped to its bounds."""
     variance = self.second_moment - tf.square(self.mean)
     variance = tf.clip_by_value(variance, MIN_SCALE**2, MAX_SCALE**2)
     return tf.cast(tf.sqrt(variance), tf.float32)
@@ -80,7 +80,7 @@ def update_statistics(
   """Moves the statistics of each level in the batch towards its targets.
 
   The k targets of a level count as k steps of `STEP_SIZE` towards their mean:
-  their order does not matter, and no batch is so large that it overshoots.
+  their order does not matter, and no batch is large enough to overshoot.
 
   Args:
     statistics: before.
@@ -125,7 +125,7 @@ def rescale_head(
 
 
 class PopArt:
-  """The statistics of a run as variables, with their part in the update.
+  """The statistics as variables, and their part in an update.
 
   Attributes:
     variables: `Statistics` of variables, for the checkpoint. They stay with the
@@ -137,8 +137,8 @@ class PopArt:
     """Makes the variables in the current graph.
 
     Args:
-      head: the value head, with an output for each level; it may get its
-        weights later.
+      head: the baseline head, with an output for each level; its weights may
+        be made later.
     """
     self._head = head
     initial = initial_statistics(head.output_size)
@@ -148,7 +148,7 @@ class PopArt:
         for name, value in zip(Statistics._fields, initial, strict=True)
       )
     )
-    # Read once: all parts of an update have to see the same.
+    # Read once: all parts of an update have to see the same values.
     self.statistics = Statistics(*(v.read_value() for v in self.variables))
 
   def rescale_gradients(
@@ -157,10 +157,10 @@ class PopArt:
     weights: Sequence[tf.Variable],
     new: Statistics,
   ) -> list[tf.Tensor]:
-    """Turns gradients of the head as it is to those of the rescaled head.
+    """Turns gradients for the current head into those for the rescaled head.
 
-    Values are the same before and after, so that all other gradients are. Those
-    of the head's weights, which shrink by new / old, grow by it.
+    Rescaling changes no value, hence no gradient but those of the head: its
+    weights are multiplied by old / new, so their gradients by new / old.
 
     Args:
       gradients: of the loss under `new`, by `weights`.

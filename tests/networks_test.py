@@ -82,7 +82,7 @@ def _assert_close(actual, expected, tolerance=1e-5):
 
 
 def _unroll_in_parts(agent, inputs, state, length):
-  """Unrolls `length` steps at a time, handing on the state."""
+  """Unrolls `length` steps at a time, passing on the state."""
   parts = []
   for start in range(0, len(inputs[0]), length):
     part = _slice(inputs, slice(start, start + length))
@@ -133,14 +133,14 @@ class TestUnroll:
   def test_two_episodes_glued_equal_two_apart(self, spec, torso, use_lstm):
     agent = networks.Agent(spec, torso, use_lstm)
     last_actions, outputs = _inputs(spec, 10, 2)
-    # Column 1 runs on, so that a reset of one column alone is seen too.
+    # Column 1 runs on, so that a reset of both columns is noticed too.
     done = np.zeros([10, 2], bool)
     done[5, 0] = True
     inputs = last_actions, outputs._replace(done=tf.constant(done))
     glued = agent.unroll(*inputs, agent.initial_state(2))
     for steps in (slice(0, 5), slice(5, 10)):
       part = _slice(inputs, steps, slice(0, 1))
-      # Whatever is done at step 0, before it there is nothing.
+      # `done` at step 0 makes no difference: the state before it is zero.
       apart = agent.unroll(*part, agent.initial_state(1))
       _assert_close(apart[:2], _slice(glued[:2], steps, slice(0, 1)))
     _assert_close(apart[2], _slice(glued[2], slice(0, 1)))

@@ -1,4 +1,4 @@
-"""Tests of popart.py against NumPy in float64, and of what it promises."""
+"""Tests of popart.py against NumPy in float64, and of its properties."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Tests of vtrace.py against a literal reference, properties, hand numbers."""
+"""Tests of vtrace.py: literal reference, hand-computed numbers, properties."""
 
 from typing import NamedTuple
 
@@ -184,9 +184,9 @@ _OFF_POLICY = _one_column(
       [0.9801, 0.99, 1],
       id='terminal_at_the_border',
     ),
-    # The end of an episode by a time limit is an end like any other, as in the
-    # original: the value of the state it was cut off in is not bootstrapped
-    # from, and above all the next episode's is not.
+    # A time limit ends an episode like any other end, as in the original: no
+    # bootstrapping from the state it was cut off in, let alone from the next
+    # episode.
     pytest.param(
       _one_column([0] * 4, [1, 0, 1, 1], [0] * 4, [1, 1, 100, 100], 100),
       [0, 0, 100, 100],
