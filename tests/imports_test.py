@@ -11,7 +11,7 @@ from tests import program
 # `wing.*` is what else there is in a wing.
 _FLOORS = {
   'entry points': ['experiment', 'local_cluster', 'examples.*'],
-  'wiring': ['training', 'evaluation.test_mode', 'settings'],
+  'wiring': ['training', 'runtime.loop', 'evaluation.test_mode'],
   'processes': [
     'learner',
     'actor',
@@ -39,9 +39,6 @@ _WITHOUT_TENSORFLOW = [
   'runtime.errors',
 ]
 _READ_FLAGS = {'experiment', 'config'}
-# Until config.py and unrolls.py are there.
-_READ_FLAGS |= {'settings', 'evaluation.test_mode'}
-_MAY_NOT_YET_BE_SEPARATE = {('learner', 'actor')}
 _MAX_ROOT_MODULES = 18
 
 
@@ -114,8 +111,7 @@ def test_no_wing_imports_the_entry_point_or_its_wirings():
 
 def test_learner_and_actor_are_separate():
   for module, other in (('learner', 'actor'), ('actor', 'learner')):
-    if (module, other) not in _MAY_NOT_YET_BE_SEPARATE:
-      assert other not in _own_imports(module)
+    assert other not in _own_imports(module)
 
 
 def test_only_experiment_and_config_read_flags():
