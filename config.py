@@ -64,36 +64,43 @@ def _find_type(field: dataclasses.Field) -> type:
   return type(field.default)
 
 
-def _check(section: Any) -> None:
-  """Checks each field of a section against its description.
+class _Section:
+  """The fields of one topic, checked against their descriptions."""
 
-  Raises:
-    errors.SettingError: it names the first flag that does not fit, and what
-      would be right.
-  """
-  for field in dataclasses.fields(section):
-    value, problem = getattr(section, field.name), None
-    if value is None and field.default is None:
-      continue
-    types, expected = _TYPES[_find_type(field)]
-    low, high = field.metadata['low'], field.metadata['high']
-    choices = field.metadata['choices']
-    if type(value) not in types or value != value:
-      problem = f'must be {expected}'
-    elif choices and value not in choices:
-      problem = f'must be one of {", ".join(choices)}'
-    elif low is not None and value < low:
-      problem = f'must be at least {low}'
-    elif high is not None and value > high:
-      problem = f'must be at most {high}'
-    elif value == math.inf:
-      problem = 'must be a finite number'
-    if problem:
-      raise errors.SettingError(f'--{field.name}={value} {problem}.')
+  def __post_init__(self):
+    """Checks each field.
+
+    Raises:
+      errors.SettingError: it names the first flag that does not fit, and what
+        would be right.
+    """
+    for field in dataclasses.fields(self):
+      value = getattr(self, field.name)
+      if value is None and field.default is None:
+        continue
+      problem = _find_problem(field, value)
+      if problem:
+        raise errors.SettingError(f'--{field.name}={value} {problem}.')
+
+
+def _find_problem(field: dataclasses.Field, value: Any) -> str | None:
+  """Returns what a value should have been, None if it fits."""
+  types, expected = _TYPES[_find_type(field)]
+  low, high = field.metadata['low'], field.metadata['high']
+  choices = field.metadata['choices']
+  if type(value) not in types or value != value:
+    return f'must be {expected}'
+  if choices and value not in choices:
+    return f'must be one of {", ".join(choices)}'
+  if low is not None and value < low:
+    return f'must be at least {low}'
+  if high is not None and value > high:
+    return f'must be at most {high}'
+  return 'must be a finite number' if value == math.inf else None
 
 
 @dataclasses.dataclass(frozen=True)
-class RunConfig:
+class RunConfig(_Section):
   """What to do, where to keep it, what to say of it."""
 
   mode: str = _flag(
@@ -115,22 +122,15 @@ class RunConfig:
     False, 'Go on with a run whose settings were different.', may_change=True
   )
   test_num_episodes: int = _flag(
-    10,
-    'Full episodes to play per level, with --mode=test.',
-    low=1,
-    may_change=True,
+    10, 'With --mode=test: full episodes per level.', low=1, may_change=True
   )
   video: str | None = _flag(
-    None,
-    'With --mode=test: a folder to film an episode into (mp4).',
-    may_change=True,
+    None, 'With --mode=test: a folder for films (mp4).', may_change=True
   )
-
-  __post_init__ = _check
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvironmentConfig:
+class EnvironmentConfig(_Section):
   """What is played, and how."""
 
   level_name: str = _flag(
@@ -156,10 +156,8 @@ class EnvironmentConfig:
     agreed=True,
     of_run=True,
   )
-  width: int = _flag(96, 'DeepMind Lab: width of a frame, pixels.', of_run=True)
-  height: int = _flag(
-    72, 'DeepMind Lab: height of a frame, pixels.', of_run=True
-  )
+  width: int = _flag(96, 'DeepMind Lab: frame width, pixels.', of_run=True)
+  height: int = _flag(72, 'DeepMind Lab: frame height, pixels.', of_run=True)
   renderer: str = _flag(
     'software',
     'DeepMind Lab: what draws; hardware needs a GPU and OpenGL.',
@@ -177,11 +175,9 @@ class EnvironmentConfig:
     may_change=True,
   )
 
-  __post_init__ = _check
-
 
 @dataclasses.dataclass(frozen=True)
-class AgentConfig:
+class AgentConfig(_Section):
   """The network."""
 
   agent: str | None = _flag(
@@ -197,17 +193,14 @@ class AgentConfig:
   )
   popart: bool = _flag(
     False,
-    'PopArt: values normalised for each level. Goes with '
-    '--reward_clipping=none.',
+    'PopArt: values normalised by level. Goes with --reward_clipping=none.',
     agreed=True,
     of_run=True,
   )
 
-  __post_init__ = _check
-
 
 @dataclasses.dataclass(frozen=True)
-class UpdateConfig:
+class UpdateConfig(_Section):
   """What the update depends on (paper, tables D.1, D.3 and G.1)."""
 
   total_environment_frames: int = _flag(
@@ -244,11 +237,9 @@ class UpdateConfig:
     40.0, 'Clips the global norm of the gradient; 0: off.', low=0
   )
 
-  __post_init__ = _check
-
 
 @dataclasses.dataclass(frozen=True)
-class ClusterConfig:
+class ClusterConfig(_Section):
   """Which process of a run this is; see docs/many_machines.md."""
 
   job_name: str = _flag(
@@ -277,8 +268,6 @@ class ClusterConfig:
     low=1,
     may_change=True,
   )
-
-  __post_init__ = _check
 
 
 @dataclasses.dataclass(frozen=True)

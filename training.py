@@ -165,7 +165,9 @@ class ClusterLearner:
   def _build(self, server):
     tf1.set_random_seed(self.config.run.seed)
     cluster = self._cluster
-    self._agreed = agreed_settings(self.config, self.spec, self.level_names)
+    self._agreed = membership.agreed_settings(
+      self.config, self.spec, self.level_names
+    )
     group = collectives.Group(
       len(cluster.learner_hosts),
       cluster.task,
@@ -283,7 +285,9 @@ class RemoteActor:
       self.config, envs, self.level_names, agent, self._specs
     )
     self._weights = agent.variables
-    self._agreed = agreed_settings(self.config, envs.spec, self.level_names)
+    self._agreed = membership.agreed_settings(
+      self.config, envs.spec, self.level_names
+    )
     feeds = [tf1.placeholder(w.dtype, w.shape) for w in self._weights]
     pairs = zip(self._weights, feeds, strict=True)
     load = tf.group(*(weight.assign(feed) for weight, feed in pairs))
@@ -386,26 +390,6 @@ def build_actor(
     specs,
     config.update.unroll_length,
   )
-
-
-def agreed_settings(
-  config: config_lib.Config,
-  spec: environments.EnvironmentSpec,
-  level_names: Sequence[str],
-) -> Mapping[str, Any]:
-  """Returns what a learner and its actors have to agree on, by name."""
-  values = config.values()
-  return {
-    'levels': list(level_names),
-    'frames': f'{spec.frame_dtype} {list(spec.frame_shape)}',
-    'frames_per_step': spec.frames_per_step,
-    'stack': spec.stack,
-    'num_actions': spec.num_actions,
-    'action_meanings': spec.action_meanings,
-    'has_instruction': spec.has_instruction,
-    'num_learners': len(config.cluster.learner_hosts),
-    **{name: values[name] for name in config_lib.names(agreed=True)},
-  }
 
 
 def describe_seeds(envs: environments.Environments) -> str:

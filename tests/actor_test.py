@@ -1,6 +1,7 @@
 """Tests of actor.py: what goes to the learner is what happened."""
 
 import contextlib
+import re
 import threading
 
 import numpy as np
@@ -141,6 +142,7 @@ class Run:
         self.num_updates.assign_add(1),
         bias.assign_add(1000.0 * tf.ones_like(bias)),
       )
+      self.spoil = bias.assign(np.nan * bias)
       self._size = queue.size()
       self._dequeue = tf.nest.pack_sequence_as(specs, queue.dequeue())
       self._close = queue.close(cancel_pending_enqueues=True)
@@ -274,6 +276,22 @@ class TestUnrolls:
     # Some steps are without environment 0: it takes more than T batches to T
     # steps, but not twice as many again.
     assert len(logits) / _T <= len(seen) <= 4 * len(logits) / _T
+
+
+def test_a_policy_of_nan_is_named_with_its_environment():
+  """NaN logits would draw an action that does not exist."""
+  envs = ScriptedEnvironments([3, 3])
+  run = Run(envs, _agent_maker(envs))
+  run.session.run(run.spoil)
+  with pytest.raises(actor.PolicyNotFiniteError) as error:
+    run.play()
+  name = envs.level_names[0]
+  assert re.match(
+    rf'{name}: the policy_logits of environment [01] are not finite \(\[ *nan',
+    str(error.value),
+  )
+  assert 'for an observation from ' in str(error.value)
+  assert not any(envs.actions)
 
 
 def test_copies_all_weights():

@@ -6,6 +6,7 @@ import pathlib
 import re
 import shutil
 import signal
+import sys
 import time
 
 from absl import flags
@@ -316,6 +317,49 @@ def test_failures_end_the_run_and_name_their_place(tmp_path):
     assert tf.reduce_all(
       tf.math.is_finite(tf.cast(tf.train.load_variable(path, name), tf.float32))
     ), name
+
+
+_BROKEN = """
+import sys
+from absl import app
+import experiment, networks, tensorflow as tf
+
+unroll = networks.Agent.unroll
+
+def broken(self, *args):
+  logits, baseline, state = unroll(self, *args)
+  return logits, {fault}, state
+
+networks.Agent.unroll = broken
+app.run(experiment.main)
+"""
+
+
+def test_an_error_of_our_own_keeps_its_traceback(tmp_path):
+  """One line is for what a user can mend; file and line are for the rest."""
+  faults = {
+    'shape': ('baseline + tf.zeros([7, 9])', 'Dimensions must be equal'),
+    'index': ('tf.gather(baseline, [99])[0] + baseline', 'is not in'),
+  }
+  programs = {}
+  for name, (fault, _) in faults.items():
+    script = tmp_path / f'{name}.py'
+    script.write_text(_BROKEN.format(fault=fault))
+    programs[name] = Program(
+      tmp_path / name,
+      {'PYTHONPATH': str(program.ROOT)},
+      command=[sys.executable, str(script)],
+      level_name=COUNT.format(3),
+      logdir=tmp_path / name / 'run',
+    )
+  for name, failed in programs.items():
+    with failed:
+      assert failed.finish() == 1
+    assert 'Traceback (most recent call last)' in failed.err, name
+    assert f'{name}.py", line' in failed.err
+    assert faults[name][1] in failed.err
+    assert 'Error: ' not in failed.err.splitlines()[0]
+    assert '--learning_rate' not in failed.err
 
 
 def test_signals_end_the_run_in_good_order(run, tmp_path):

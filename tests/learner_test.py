@@ -622,6 +622,15 @@ class TestGradientClip:
     for a, b in zip(run.values(), before, strict=True):
       np.testing.assert_array_equal(a, b)
 
+  def test_other_faults_are_not_taken_for_it(self):
+    # In TensorFlow, an index out of range is an InvalidArgumentError as well.
+    run = self._run(
+      lambda w: tf.gather(w, [0, tf.cast(w[0], tf.int32) + 9]), [1.0, 1.0]
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError) as error:
+      run.update(1)
+    assert learner.find_non_finite(error.value) is None
+
   @pytest.mark.parametrize('popart_levels', [None, 4])
   def test_an_agents_weights_survive_an_infinite_reward(self, popart_levels):
     run = Run(reward_clipping='none', popart_levels=popart_levels)
