@@ -94,7 +94,8 @@ def test_all_modules_are_found():
 
 @pytest.mark.parametrize('module', sorted(_MODULES))
 def test_nothing_is_imported_from_above(module):
-  above = [n for n in _own_imports(module) if _floor(n) < _floor(module)]
+  floor = _floor(module)
+  above = [name for name in _own_imports(module) if _floor(name) < floor]
   assert not above, f'{module} imports {above}'
 
 
