@@ -255,7 +255,8 @@ class Learner:
 
   Attributes:
     agent: holds the weights that actors copy.
-    begin: op, to be run once by several learners: all become as the first.
+    broadcast_weights: op, to be run once by several learners: all get the
+      variables of the first.
     num_environment_frames: int64 variable, frames trained on.
     num_updates: int64 variable.
     variables: all that a checkpoint must hold.
@@ -289,7 +290,7 @@ class Learner:
       queue, specs, hyperparameters.batch_size
     )
     episodes = [batch.level_index, *batch.env_outputs.info]
-    level_index, *info = group.gather(episodes)
+    level_index, *info = group.all_gather(episodes)
     self._popart = before = statistics = None
     if agent.popart_levels is not None:
       self._popart = popart.PopArt(agent.baseline_head)
@@ -299,7 +300,7 @@ class Learner:
     scale = 1.0
     if self._popart:
       # The targets of all learners count alike.
-      shared = group.gather([targets.vs, batch.level_index])
+      shared = group.all_gather([targets.vs, batch.level_index])
       statistics = popart.update_statistics(before, *shared)
       scale = tf.gather(statistics.scale, batch.level_index)
     loss, scalars = compute_loss(targets, hyperparameters, scale)
@@ -307,7 +308,7 @@ class Learner:
     lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
-    self.begin = group.copy_first(self.variables)
+    self.broadcast_weights = group.broadcast(self.variables)
     scalars |= more | {'policy_lag': tf.reduce_mean(tf.cast(lag, tf.float32))}
     with tf.control_dependencies([update]):
       frames = self.num_environment_frames.read_value()
@@ -323,7 +324,7 @@ class Learner:
     hyperparameters = self._hyperparameters
     check_numerics = tf.debugging.check_numerics
     weights = self.agent.trainable_variables
-    gradients = self._group.sum(tf.gradients(loss, weights))
+    gradients = self._group.all_reduce(tf.gradients(loss, weights))
     if self._popart:
       gradients = self._popart.rescale_gradients(gradients, weights, statistics)
     norm = tf.linalg.global_norm(gradients)

@@ -9,10 +9,9 @@ closes them. All have `start`, `close_queue`, `linger` and `explain`.
 `runtime.loop` runs the first two, `RemoteActor.run` the third.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
-from typing import Any
 
 import numpy as np
 import tensorflow as tf

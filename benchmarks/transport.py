@@ -27,14 +27,13 @@ import experiment  # noqa: F401 (sets what TensorFlow reads at its import)
 # isort: split
 import tensorflow as tf
 
-import actor
 from benchmarks import report
 from cluster import learner_client
 from cluster import membership
 import environments
-import learner
 import local_cluster
 import networks
+import unrolls
 
 tf1 = tf.compat.v1
 
@@ -61,10 +60,10 @@ class Case(NamedTuple):
   unroll_length: int
   at_once: int
 
-  def specs(self) -> actor.ActorOutput:
-    """Returns `actor.unroll_specs`, with the state of an LSTM."""
+  def specs(self) -> unrolls.ActorOutput:
+    """Returns `unrolls.unroll_specs`, with the state of an LSTM."""
     agent = networks.Agent(self.spec, 'deep', use_lstm=True)
-    return actor.unroll_specs(agent, self.spec, self.unroll_length)
+    return unrolls.unroll_specs(agent, self.spec, self.unroll_length)
 
 
 _ATARI = environments.EnvironmentSpec(
@@ -92,7 +91,7 @@ _CASES = (
 )
 
 
-def count_bytes(specs: actor.ActorOutput) -> int:
+def count_bytes(specs: unrolls.ActorOutput) -> int:
   """Returns the bytes of one unroll."""
   return sum(
     spec.shape.num_elements() * spec.dtype.size
@@ -103,17 +102,17 @@ def count_bytes(specs: actor.ActorOutput) -> int:
 class LearnerSide:
   """The learner's way from its queue to its staging area, without training."""
 
-  def __init__(self, cluster: membership.Cluster, specs: actor.ActorOutput):
+  def __init__(self, cluster: membership.Cluster, specs: unrolls.ActorOutput):
     """Starts the server; actors may come."""
     self._server = membership.start_server(cluster)
     with tf.Graph().as_default(), membership.on_learner(cluster):
-      queue = actor.make_queue(specs, _BATCH_SIZE)
-      batch, stage, stage_next = learner.stage(queue, specs, _BATCH_SIZE)
+      queue = unrolls.make_queue(specs, _BATCH_SIZE)
+      batch, stage, stage_next = unrolls.stage(queue, specs, _BATCH_SIZE)
       first = batch.level_index
       with tf1.device(cluster.learner_device):
-        board = registry.Board(cluster.num_actors)
+        actors_registry = registry.ActorRegistry(cluster.num_actors)
       session = tf1.Session(self._server.target)
-      board.open(session, _SETTINGS)
+      actors_registry.open(session, _SETTINGS)
       self._stage = session.make_callable(stage)
       self._unstage = session.make_callable(first)
       self._step = session.make_callable(
@@ -203,7 +202,7 @@ class ActorSide:
       theirs.close()
       self._orders.recv()
       self._stream, _ = server.accept()
-    self._link = learner_client.Link(
+    self._client = learner_client.LearnerClient(
       _cluster('actor', port),
       specs,
       _BATCH_SIZE,
@@ -212,13 +211,13 @@ class ActorSide:
       timeout_secs=60.0,
       should_stop=lambda: not self._process.is_alive(),
     )
-    self._link.look()
+    self._client.poll()
 
   def measure_unrolls(self, num_batches: int) -> Cost:
     """Enqueues batches, as `actor.Actor` does."""
 
     def send(ids):
-      self._link.enqueue(*(array[ids] for array in self._unrolls))
+      self._client.enqueue(*(array[ids] for array in self._unrolls))
 
     return self._measure('unrolls', num_batches, send)
 
@@ -246,7 +245,7 @@ class ActorSide:
 
   def close(self) -> None:
     """Ends the learner."""
-    self._link.leave()
+    self._client.leave()
     self._stream.close()
     self._orders.close()
     self._process.join()

@@ -29,6 +29,7 @@ from cluster import membership
 import environments
 import local_cluster
 import networks
+import unrolls
 
 tf1 = tf.compat.v1
 
@@ -62,10 +63,10 @@ def serve(cluster: membership.Cluster) -> tf1.Session:
     make_agent()
     tf1.get_variable('num_updates', initializer=np.int64(0), use_resource=True)
     with tf1.device(cluster.learner_device):
-      board = registry.Board(cluster.num_actors)
+      actors_registry = registry.ActorRegistry(cluster.num_actors)
     session = tf1.Session(server.target)
     session.run(tf1.global_variables_initializer())
-    board.open(session, _SETTINGS)
+    actors_registry.open(session, _SETTINGS)
   return session
 
 
@@ -79,22 +80,22 @@ def fetch(cluster: membership.Cluster, orders: connection.Connection) -> None:
   """
   with tf.Graph().as_default():
     agent = make_agent()
-    one_link = learner_client.Link(
+    client = learner_client.LearnerClient(
       cluster,
-      actor.unroll_specs(agent, _SPEC, unroll_length=20),
+      unrolls.unroll_specs(agent, _SPEC, unroll_length=20),
       queue_capacity=1,
       weights=agent.variables,
       settings=_SETTINGS,
       timeout_secs=60.0,
       should_stop=lambda: False,
     )
-  one_link.look()
-  one_link.read_weights()
+  client.poll()
+  client.read_weights()
   orders.send(None)
   while count := orders.recv():
     start = time.process_time()
     for _ in range(count):
-      one_link.read_weights()
+      client.read_weights()
     orders.send((time.process_time() - start) / count)
 
 

@@ -12,13 +12,13 @@ _GROUP_KEY = 1
 class Group:
   """Learners, each with a part of the batch.
 
-  All of them build the same graph and run the same ops; exchanges that are run
-  together take place in the order in which they were built. An exchange ends
-  when all have come to it, or with an error: `UnavailableError` where one has
-  died, `DeadlineExceededError` where one did not come in time.
+  All of them build the same graph and run the same ops. Collectives that are
+  run together take place in the order in which they were built. A collective
+  ends when all learners have joined it, or with an error: `UnavailableError`
+  where one has died, `DeadlineExceededError` where one did not join in time.
 
   Attributes:
-    size: how many; one alone exchanges nothing.
+    size: how many; for one alone, collectives do nothing.
   """
 
   def __init__(
@@ -34,7 +34,7 @@ class Group:
       size: how many learners.
       task: which one this is.
       device: its processor.
-      timeout_secs: how long it waits in an exchange for the others; 0 for ever.
+      timeout_secs: how long a collective waits for the others; 0 for ever.
     """
     self.size = size
     self._task = task
@@ -43,8 +43,8 @@ class Group:
     self._num_ops = 0
     self._last = []
 
-  def sum(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Sums each tensor over all learners: one vector, one exchange.
+  def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Sums each tensor over all learners, in one collective on one vector.
 
     Args:
       tensors: of one type, with static shapes.
@@ -52,7 +52,7 @@ class Group:
     if self.size == 1:
       return list(tensors)
     with tf.device(self._device):
-      vector = self._exchange(
+      vector = self._run(
         tf.raw_ops.CollectiveReduceV2, tensors, merge_op='Add', final_op='Id'
       )
       return [
@@ -60,8 +60,8 @@ class Group:
         for part, tensor in zip(_split(vector, tensors), tensors, strict=True)
       ]
 
-  def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Joins each tensor with those of all learners: one vector, one exchange.
+  def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Joins each tensor with those of all learners, in one collective.
 
     Args:
       tensors: bool, int32 or float32, with static shapes, [..., B].
@@ -72,7 +72,7 @@ class Group:
     if self.size == 1:
       return list(tensors)
     with tf.device(self._device):
-      vector = self._exchange(
+      vector = self._run(
         tf.raw_ops.CollectiveGatherV2, [_to_int32(t) for t in tensors]
       )
       parts = _split(tf.reshape(vector, [self.size, -1]), tensors)
@@ -84,7 +84,7 @@ class Group:
         for part, t in zip(parts, tensors, strict=True)
       ]
 
-  def _exchange(self, collective, tensors, **arguments):
+  def _run(self, collective, tensors, **arguments):
     """Runs `collective` on one vector of all tensors."""
     vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
     self._num_ops += 1
@@ -104,13 +104,13 @@ class Group:
 
   @contextlib.contextmanager
   def apart(self) -> Iterator[None]:
-    """Makes exchanges that are run without those built elsewhere."""
+    """Makes collectives that are run without those built elsewhere."""
     others, self._last = self._last, []
     yield
     self._last = others
 
-  def copy_first(self, variables: Sequence[tf.Variable]) -> tf.Operation:
-    """Sets the variables of all learners to what the first one's are."""
+  def broadcast(self, variables: Sequence[tf.Variable]) -> tf.Operation:
+    """Sets the variables of all learners to the values of the first one's."""
     if self.size == 1:
       return tf.no_op()
     copies = []
@@ -122,7 +122,7 @@ class Group:
           values = [tf.zeros_like(value) for value in values]
         copies += [
           variable.assign(value)
-          for variable, value in zip(same, self.sum(values), strict=True)
+          for variable, value in zip(same, self.all_reduce(values), strict=True)
         ]
     return tf.group(*copies)
 

@@ -12,13 +12,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-import actor as actor_lib
 from cluster import membership
 from cluster import registry
-import environments
-import networks
 from runtime import console
-from runtime import threads as threads_lib
+from runtime import errors
 import unrolls
 
 tf1 = tf.compat.v1
@@ -27,14 +24,10 @@ tf1 = tf.compat.v1
 _ANSWER_SECS = 10.0
 # A full queue makes an actor wait as long as the learner pleases.
 _NO_LIMIT = tf1.RunOptions(timeout_in_ms=24 * 60 * 60 * 1000)
-# How long another process may have the place: longer than one that has died.
-_PLACE_SECS = registry.SILENCE_SECS + 5.0
+# How long another process may have the slot: longer than one that has died.
+_SLOT_SECS = registry.HEARTBEAT_TIMEOUT_SECS + 5.0
 # Said again so often.
 _NOTICE_SECS = 10.0
-# From one look at the learner to the next.
-_LOOK_SECS = 2.0
-# What a thread is given to end; one that waits for a lost learner never does.
-_END_SECS = 5.0
 # From giving up to the end, at most: a call without an answer, a thread, the
 # rest. A limit that leaves no room for it is exceeded by so much.
 _LEAVE_SECS = 20.0
@@ -64,16 +57,16 @@ class _Calls(NamedTuple):
 
   session: tf1.Session
   settings: Callable
-  ping: Callable
-  leave: Callable
+  heartbeat: Callable
+  sign_off: Callable
   weights: Callable
   enqueue: Callable
 
 
-class Link:
-  """A connection that outlives the learner's restarts.
+class LearnerClient:
+  """An actor's connection to its learner, which outlives restarts of it.
 
-  One thread calls `look` all the while. Only what it finds out counts: whether
+  One thread calls `poll` all the while. Only what it finds out counts: whether
   the learner is there, whether this actor may play, whether the run is over.
   The other thread, which plays, calls `read_weights` and `enqueue`, and waits
   in them while the learner is away.
@@ -106,7 +99,7 @@ class Link:
     if timeout_secs >= 3 * _LEAVE_SECS:
       self._patience_secs -= _LEAVE_SECS
     self._should_stop = should_stop
-    self._token = secrets.randbits(62) + 1
+    self._session_id = secrets.randbits(62) + 1
     self._candidate: _Calls | None = None  # Not yet, or no longer, used.
     self._calls: _Calls | None = None
     self._heard = time.monotonic()
@@ -115,38 +108,38 @@ class Link:
 
     self._graph = tf.Graph()
     with self._graph.as_default(), tf1.device(cluster.learner_device):
-      board = registry.Board(cluster.num_actors)
-      self._read_settings = board.settings
-      self._ping = board.make_ping(cluster.task, self._token)
-      self._leave = board.make_leave(cluster.task)
+      actors = registry.ActorRegistry(cluster.num_actors)
+      self._read_settings = actors.settings
+      self._heartbeat = actors.make_heartbeat(cluster.task, self._session_id)
+      self._sign_off = actors.make_sign_off(cluster.task)
       queue = unrolls.make_queue(specs, queue_capacity)
       self._enqueue = unrolls.make_enqueue(queue, specs)
-      num_updates = tf1.get_variable(
+      policy_version = tf1.get_variable(
         'num_updates', [], tf.int64, use_resource=True
       ).read_value()
-      with tf.control_dependencies([num_updates]):
+      with tf.control_dependencies([policy_version]):
         self._weights = [
           tf1.get_variable(
             weight.op.name, weight.shape, weight.dtype, use_resource=True
           ).read_value()
           for weight in weights
         ]
-      self._weights.append(num_updates)
+      self._weights.append(policy_version)
     self._graph.finalize()
 
-  def look(self) -> bool:
-    """Sees after the connection, and makes a new one if it is lost.
+  def poll(self) -> bool:
+    """Checks the connection, and makes a new one if it is lost.
 
     Returns:
       Whether the run is over.
 
     Raises:
       membership.LearnerLost: nothing was heard of it for too long.
-      ValueError: the learner has other settings, or another process plays in
-        this actor's place.
+      errors.SettingError: the learner has other settings, or another process
+        plays in this actor's slot.
     """
     try:
-      problem, is_over = self._look()
+      problem, is_over = self._poll()
     except tf.errors.DeadlineExceededError:
       # The session may still be good, and to close it could take for ever.
       self._calls = None
@@ -158,7 +151,7 @@ class Link:
       self._wait_on(problem)
     return is_over
 
-  def _look(self):
+  def _poll(self):
     if self._calls is None:
       # A call would try a closed port again and again, until its time is up.
       problem = membership.can_connect(self._address)
@@ -168,11 +161,11 @@ class Link:
     calls = self._candidate
     if self._calls is None:
       self._compare(calls.settings())
-    holder, is_over = calls.ping()
+    holder, is_over = calls.heartbeat()
     self._heard = time.monotonic()
-    if holder != self._token:
+    if holder != self._session_id:
       self._calls = None
-      return self._wait_for_place(), False
+      return self._wait_for_slot(), False
     self._refused_since = None
     if self._calls is None:
       console.say(f'Playing for the learner at {self._address}.')
@@ -193,8 +186,8 @@ class Link:
     return _Calls(
       session=session,
       settings=session.make_callable(self._read_settings),
-      ping=session.make_callable(self._ping),
-      leave=session.make_callable(self._leave),
+      heartbeat=session.make_callable(self._heartbeat),
+      sign_off=session.make_callable(self._sign_off),
       weights=session.make_callable(self._weights),
       enqueue=session.make_callable(enqueue, feeds, accept_options=True),
     )
@@ -203,7 +196,7 @@ class Link:
     theirs = json.loads(text)
     task, num_actors = self._cluster.task, theirs['num_actors']
     if task >= num_actors:
-      raise ValueError(
+      raise errors.SettingError(
         f'task {task} is outside 0..{num_actors - 1}: the learner at '
         f'{self._address} has --num_actors={num_actors}.'
       )
@@ -213,17 +206,17 @@ class Link:
       if mine != theirs.get(name)
     ]
     if differences:
-      raise ValueError(
+      raise errors.SettingError(
         f'the learner at {self._address} has other settings: '
         f'{"; ".join(differences)}.'
       )
 
-  def _wait_for_place(self):
+  def _wait_for_slot(self):
     now = time.monotonic()
     self._refused_since = self._refused_since or now
     task = self._cluster.task
-    if now - self._refused_since > _PLACE_SECS:
-      raise ValueError(
+    if now - self._refused_since > _SLOT_SECS:
+      raise errors.SettingError(
         f'another process plays as actor {task}: give each its own --task.'
       )
     return f'actor {task} has been heard of just now; does it still play?'
@@ -243,14 +236,14 @@ class Link:
     """Reads the learner's weights.
 
     Returns:
-      The number of updates behind them, at least; and the weights, in the order
-      of `weights`.
+      The policy version, how many updates made them, at least; and the weights,
+      in the order of `weights`.
 
     Raises:
       Stopped: see the class.
     """
-    *weights, num_updates = self._ask(lambda calls: calls.weights())
-    return num_updates, weights
+    *weights, policy_version = self._ask(lambda calls: calls.weights())
+    return policy_version, weights
 
   def enqueue(self, *unrolls: np.ndarray) -> None:
     """Sends n unrolls, a flat `actor.ActorOutput` of arrays [n, ...].
@@ -267,17 +260,17 @@ class Link:
         try:
           return ask(calls)
         except _LOST:
-          pass  # `look` finds out what it means.
+          pass  # `poll` finds out what it means.
       time.sleep(0.2)
     raise Stopped
 
   def leave(self) -> None:
-    """Gives the place back, and ends an `enqueue` that waits."""
+    """Signs off, and ends an `enqueue` that waits."""
     calls, self._calls = self._calls, None
     if calls is None:
       return
     try:
-      calls.leave()
+      calls.sign_off()
       calls.session.close()
     except _LOST:
       pass  # Then the learner will miss it.
@@ -299,73 +292,3 @@ def keep_memory() -> None:
     mallopt = ctypes.CDLL(None).mallopt
     mallopt(_M_MMAP_THRESHOLD, _LARGE)
     mallopt(_M_TRIM_THRESHOLD, _NEVER)
-
-
-def play(
-  cluster: membership.Cluster,
-  envs: environments.Environments,
-  level_names: Sequence[str],
-  agent: networks.Agent,
-  settings: Mapping[str, Any],
-  timeout_secs: float,
-) -> None:
-  """Plays for the learner until the run is over, or a signal ends it.
-
-  Args:
-    cluster: says which actor this is.
-    envs: what to play.
-    level_names: of the run, by level index.
-    agent: not yet called, named as the learner's.
-    settings: what learner and actor have to agree on, by name.
-    timeout_secs: how long the learner may be away.
-
-  Raises:
-    membership.LearnerLost: it was away for longer.
-    ValueError: see `Link.look`.
-    py_process.EnvironmentFailed: an environment failed.
-  """
-  # Each actor draws actions of its own.
-  seed = np.random.SeedSequence([settings['seed'], cluster.task])
-  tf1.set_random_seed(int(seed.generate_state(1)[0] >> 1))
-  policy = actor_lib.Policy(agent, envs.spec)
-  unroll_length = settings['unroll_length']
-  specs = actor_lib.unroll_specs(agent, envs.spec, unroll_length)
-  level_indices = [level_names.index(name) for name in envs.level_names]
-  actor = actor_lib.Actor(
-    envs, np.array(level_indices, np.int32), policy, specs, unroll_length
-  )
-  feeds = [tf1.placeholder(w.dtype, w.shape) for w in agent.variables]
-  load = tf.group(
-    *(w.assign(feed) for w, feed in zip(agent.variables, feeds, strict=True))
-  )
-  with tf1.Session() as session:
-    load = session.make_callable(load, feeds)
-    session.graph.finalize()
-    threads = threads_lib.Threads(lambda: link.leave())
-    link = Link(
-      cluster,
-      specs,
-      settings['queue_capacity'],
-      agent.variables,
-      settings,
-      timeout_secs,
-      threads.should_stop,
-    )
-
-    def refresh():
-      num_updates, weights = link.read_weights()
-      load(*weights)
-      return num_updates
-
-    with threads_lib.stop_on_signals(threads.stop):
-      threads.start(
-        lambda: actor.run(session, refresh, link.enqueue, threads.should_stop)
-      )
-      try:
-        while not link.look() and not threads.wait(_LOOK_SECS):
-          pass
-      finally:
-        threads.join(_END_SECS)
-  if threads.failure:
-    raise threads.failure
-  console.say(f'Actor {cluster.task} has ended.')

@@ -9,7 +9,7 @@ What they tell each other besides that is in `registry`. The actor's side is in
 `learner_client`.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import ipaddress
@@ -21,7 +21,9 @@ from typing import Any
 import tensorflow as tf
 
 import config as config_lib
+import environments
 from runtime import console
+from runtime import errors
 
 tf1 = tf.compat.v1
 
@@ -37,7 +39,7 @@ _TF_CONFIG_JOBS = {
 _CONNECT_SECS = 5.0
 
 
-class LearnerLost(Exception):  # noqa: N818 (says it better)
+class LearnerLost(errors.UserError):  # noqa: N818 (says it better)
   """A learner is away for too long, or for good; the message says which."""
 
 
@@ -61,33 +63,33 @@ class Cluster:
     """Checks.
 
     Raises:
-      ValueError: the parts do not fit together.
+      errors.SettingError: the parts do not fit together.
     """
     if self.job_name == 'local':
       if self.task or self.learner_hosts:
-        raise ValueError(
+        raise errors.SettingError(
           '--task and --learner_hosts need --job_name=learner or actor.'
         )
       return
     if not self.learner_hosts:
-      raise ValueError(
+      raise errors.SettingError(
         f'--job_name={self.job_name} needs --learner_hosts=host:port.'
       )
     for host in self.learner_hosts:
       _split(host)
     if len(set(self.learner_hosts)) < len(self.learner_hosts):
-      raise ValueError(
+      raise errors.SettingError(
         f'--learner_hosts names one twice: {",".join(self.learner_hosts)}.'
       )
     num_learners = len(self.learner_hosts)
     if self.num_actors < num_learners:
-      raise ValueError(
+      raise errors.SettingError(
         f'--num_actors={self.num_actors} leaves some of the {num_learners} '
         'learners without an actor.'
       )
     count = self.num_actors if self.job_name == 'actor' else num_learners
     if not 0 <= self.task < count:
-      raise ValueError(
+      raise errors.SettingError(
         f'task {self.task} is outside 0..{count - 1}: there are {count} '
         f'{self.job_name}s.'
       )
@@ -114,11 +116,31 @@ def from_config(config: config_lib.ClusterConfig) -> Cluster:
   """Returns the cluster that a config describes.
 
   Raises:
-    ValueError: see `Cluster`.
+    errors.SettingError: see `Cluster`.
   """
   return Cluster(
     config.job_name, config.task, config.learner_hosts, config.num_actors
   )
+
+
+def agreed_settings(
+  config: config_lib.Config,
+  spec: environments.EnvironmentSpec,
+  level_names: Sequence[str],
+) -> Mapping[str, Any]:
+  """Returns what a learner and its actors have to agree on, by name."""
+  values = config.values()
+  return {
+    'levels': list(level_names),
+    'frames': f'{spec.frame_dtype} {list(spec.frame_shape)}',
+    'frames_per_step': spec.frames_per_step,
+    'stack': spec.stack,
+    'num_actions': spec.num_actions,
+    'action_meanings': spec.action_meanings,
+    'has_instruction': spec.has_instruction,
+    'num_learners': len(config.cluster.learner_hosts),
+    **{name: values[name] for name in config_lib.names(agreed=True)},
+  }
 
 
 def parse_tf_config(text: str) -> dict[str, Any]:
@@ -133,27 +155,27 @@ def parse_tf_config(text: str) -> dict[str, Any]:
     `Cluster`'s arguments by name.
 
   Raises:
-    ValueError: it is not of this form.
+    errors.SettingError: it is not of this form.
   """
   try:
     config = json.loads(text)
     hosts = {job: list(config['cluster'][job]) for job in config['cluster']}
     job, task = config['task']['type'], int(config['task']['index'])
   except (ValueError, KeyError, TypeError, AttributeError) as error:
-    raise ValueError(
+    raise errors.SettingError(
       'TF_CONFIG is not {"cluster": {"learner": ["host:port"], "actor": [...]},'
       f' "task": {{"type": "actor", "index": 0}}}}: {text!r}'
     ) from error
   by_job = {}
   for name in [*hosts, job]:
     if name not in _TF_CONFIG_JOBS:
-      raise ValueError(
+      raise errors.SettingError(
         f'TF_CONFIG has a job {name!r}: there are learner (also chief, master)'
         ' and actor (also worker).'
       )
   for name in hosts:
     if _TF_CONFIG_JOBS[name] in by_job:
-      raise ValueError(
+      raise errors.SettingError(
         f'TF_CONFIG names the {_TF_CONFIG_JOBS[name]}s twice: '
         f'{", ".join(hosts)}.'
       )
@@ -170,7 +192,7 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
   """Starts this learner's server, which listens on its port.
 
   Raises:
-    ValueError: the port is taken.
+    errors.SettingError: the port is taken.
   """
   check_port(cluster.learner_host)
   if not all(is_loopback(host) for host in cluster.learner_hosts):
@@ -193,7 +215,7 @@ def check_port(host: str) -> None:
   TensorFlow's server would share it with another process that has it.
 
   Raises:
-    ValueError: it is taken.
+    errors.SettingError: it is taken.
   """
   with socket.socket() as probe:
     # What is left of closed connections is in nobody's way.
@@ -201,7 +223,7 @@ def check_port(host: str) -> None:
     try:
       probe.bind(('', _split(host)[1]))
     except OSError as error:
-      raise ValueError(
+      raise errors.SettingError(
         f'cannot listen at {host}: {error.strerror}. Is another learner '
         'running? If not, choose another port in --learner_hosts.'
       ) from error
@@ -228,9 +250,9 @@ def can_connect(host: str) -> str | None:
 def _split(host: str) -> tuple[str, int]:
   name, _, port = host.rpartition(':')
   if not name or not port.isdecimal() or not 0 < int(port) < 65536:
-    raise ValueError(f'{host!r} in --learner_hosts is not host:port.')
+    raise errors.SettingError(f'{host!r} in --learner_hosts is not host:port.')
   if ':' in name and not (name[0] == '[' and name[-1] == ']'):
-    raise ValueError(
+    raise errors.SettingError(
       f'{host!r} in --learner_hosts: an IPv6 address stands in brackets, as in '
       '[::1]:2222.'
     )

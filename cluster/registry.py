@@ -1,4 +1,7 @@
-"""What a learner and its actors tell each other besides unrolls and weights."""
+"""Which process plays as which actor, and whether the run goes on.
+
+It is what a learner and its actors tell each other besides unrolls and weights.
+"""
 
 from collections.abc import Mapping
 import json
@@ -10,71 +13,82 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-# A place whose actor was silent for so long may be taken by another.
-SILENCE_SECS = 10.0
+# A slot without a heartbeat for so long may be taken by another process.
+HEARTBEAT_TIMEOUT_SECS = 10.0
 _LINGER_SECS = 15.0
 
 
-class Board:
-  """What a learner and its actors tell each other, on the learner.
+class ActorRegistry:
+  """Which process plays in which actor's slot; it lives on the learner.
 
-  Both build it in their graphs; its variables are the same by name. Until the
-  learner has opened it, all reads fail with `FailedPreconditionError`.
+  Learner and actors build it in their graphs; its variables are the same by
+  name. Until the learner has opened it, all reads fail with
+  `FailedPreconditionError`.
 
   Attributes:
     settings: string [], JSON, what actors have to agree with.
-    num_playing: int64 [], how many of the places are taken.
+    num_playing: int64 [], how many of the slots are taken.
   """
 
   def __init__(self, num_actors: int):
     """Builds the variables in the current graph, on the current device."""
-    # For each place: the token of the process that plays there, 0 if none, and
-    # when it was last heard of. The time is the learner's.
-    self._tokens = _make_variable('tokens', np.zeros([num_actors], np.int64))
-    self._heard = _make_variable('heard', np.zeros([num_actors], np.float64))
+    # For each slot: the session id of the process that plays in it, 0 if none,
+    # and the time of its last heartbeat, by the learner's clock.
+    self._sessions = _make_variable(
+      'sessions', np.zeros([num_actors], np.int64)
+    )
+    self._heartbeats = _make_variable(
+      'heartbeats', np.zeros([num_actors], np.float64)
+    )
     self._is_over = _make_variable('is_over', np.bool_(False))
     self._settings = _make_variable('settings', '')
     self._text = tf1.placeholder(tf.string, [])
 
     self.settings = self._settings.read_value()
     with tf.control_dependencies(
-      [v.initializer for v in (self._tokens, self._heard, self._is_over)]
+      [v.initializer for v in (self._sessions, self._heartbeats, self._is_over)]
     ):
-      # Last: who can read them can read all.
+      # Last: whoever can read them can read all the rest.
       self._open = self._settings.assign(self._text).op
     self._end = self._is_over.assign(True).op
     # In a graph, == and != compare Python objects.
-    is_playing = tf.not_equal(self._tokens, 0) & self._is_fresh(self._heard)
+    is_taken = tf.not_equal(self._sessions, 0)
+    is_playing = is_taken & self._is_fresh(self._heartbeats)
     self.num_playing = tf.math.count_nonzero(is_playing)
 
-  def _is_fresh(self, heard):
-    return heard > tf.timestamp() - SILENCE_SECS
+  def _is_fresh(self, heartbeat):
+    return heartbeat > tf.timestamp() - HEARTBEAT_TIMEOUT_SECS
 
-  def make_ping(self, task: int, token: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Makes the ops by which an actor takes its place and keeps it.
+  def make_heartbeat(
+    self, task: int, session_id: int
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Makes the ops by which an actor takes its slot and keeps it.
 
     Args:
-      task: the place.
-      token: int64, not 0: the actor's own.
+      task: the slot.
+      session_id: int64, not 0: of the actor's process.
 
     Returns:
-      int64 [], the token of whoever has the place now; and bool [], whether the
-      run is over.
+      int64 [], the session id of whoever has the slot now; and bool [], whether
+      the run is over.
     """
-    holder = self._tokens.read_value()[task]
-    heard = self._heard.read_value()[task]
-    is_free = tf.equal(holder, 0) | ~self._is_fresh(heard)
-    is_mine = tf.equal(holder, token) | is_free
-    holder = tf.where(is_mine, tf.constant(token, tf.int64), holder)
-    heard = tf.where(is_mine, tf.timestamp(), heard)
+    holder = self._sessions.read_value()[task]
+    heartbeat = self._heartbeats.read_value()[task]
+    is_free = tf.equal(holder, 0) | ~self._is_fresh(heartbeat)
+    is_mine = tf.equal(holder, session_id) | is_free
+    holder = tf.where(is_mine, tf.constant(session_id, tf.int64), holder)
+    heartbeat = tf.where(is_mine, tf.timestamp(), heartbeat)
     with tf.control_dependencies(
-      [self._tokens[task].assign(holder), self._heard[task].assign(heard)]
+      [
+        self._sessions[task].assign(holder),
+        self._heartbeats[task].assign(heartbeat),
+      ]
     ):
       return tf.identity(holder), self._is_over.read_value()
 
-  def make_leave(self, task: int) -> tf.Operation:
-    """Makes the op by which the actor that has a place leaves it."""
-    return self._tokens[task].assign(tf.constant(0, tf.int64)).op
+  def make_sign_off(self, task: int) -> tf.Operation:
+    """Makes the op by which the actor that has a slot leaves it."""
+    return self._sessions[task].assign(tf.constant(0, tf.int64)).op
 
   def open(self, session: tf1.Session, settings: Mapping[str, Any]) -> None:
     """Lets actors join; `settings` is what they have to agree with."""
@@ -94,7 +108,7 @@ class Board:
 def _make_variable(name, value):
   # In no collection: neither a checkpoint's nor initialised with the others.
   return tf1.get_variable(
-    f'board/{name}',
+    f'registry/{name}',
     initializer=value,
     trainable=False,
     collections=[],

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import actor
 from cluster import collectives
 from cluster import membership
+import config
 import environments
-import learner
 import local_cluster
-import networks
 import training
+import unrolls as unrolls_lib
 
 tf1 = tf.compat.v1
 
@@ -25,8 +24,13 @@ _T = 5
 _UPDATES = 20
 
 
-def _hyperparameters(batch_size):
-  return learner.Hyperparameters(
+def _config(batch_size, queue_capacity, popart):
+  return config.make(
+    # As many levels as there are actions.
+    level_name='gym:a,gym:b,gym:c,gym:d',
+    agent='vector',
+    popart=popart,
+    queue_capacity=queue_capacity,
     batch_size=batch_size,
     unroll_length=_T,
     discounting=0.99,
@@ -63,18 +67,14 @@ class Run:
       tf1.set_random_seed(seed)
       with tf1.device(f'/job:learner/task:{cluster.task}' if target else ''):
         self.learner, queue, self._specs = training.build_learner(
-          _SPEC,
-          lambda name: networks.Agent(
-            _SPEC, 'vector', False, popart_levels, name=name
-          ),
-          _hyperparameters(batch_size),
-          size,
-          group,
+          _config(batch_size, size, popart_levels is not None), _SPEC, group
         )
-        enqueue, feeds = actor.make_enqueue(queue, self._specs)
+        enqueue, feeds = unrolls_lib.make_enqueue(queue, self._specs)
         init = tf1.global_variables_initializer()
         self._frames = self.learner.num_environment_frames.read_value()
-      self.session = tf1.Session(target, config=membership.config(cluster))
+      self.session = tf1.Session(
+        target, config=membership.session_config(cluster)
+      )
       # Alone: learners begin at different times.
       self.session.run(init)
       unrolls = [make_unroll(self._specs, i) for i in range(size)]
@@ -91,7 +91,7 @@ class Run:
 
   def update(self):
     results = []
-    self.session.run(self.learner.begin)
+    self.session.run(self.learner.broadcast_weights)
     self.learner.run(
       self.session, results.append, lambda: len(results) == _UPDATES
     )
@@ -112,7 +112,7 @@ def _unroll(specs, seed):
       return generator.integers(0, _SPEC.num_actions, s.shape).astype(dtype)
     return generator.normal(size=s.shape).astype(dtype)
 
-  return tf.nest.map_structure(fill, specs)._replace(policy_update=np.int64(0))
+  return tf.nest.map_structure(fill, specs)._replace(policy_version=np.int64(0))
 
 
 def start_two():
@@ -160,12 +160,12 @@ def test_two_learners_are_one_with_twice_the_batch(popart_levels):
   )
 
 
-def test_one_learner_exchanges_nothing():
+def test_for_one_learner_collectives_do_nothing():
   with tf.Graph().as_default() as graph:
     tensors = [tf.constant([1.0]), tf.constant(2.0)]
-    assert collectives.Group().sum(tensors) == tensors
-    assert collectives.Group().gather(tensors) == tensors
-    assert collectives.Group().copy_first([]).type == 'NoOp'
+    assert collectives.Group().all_reduce(tensors) == tensors
+    assert collectives.Group().all_gather(tensors) == tensors
+    assert collectives.Group().broadcast([]).type == 'NoOp'
     assert len(graph.get_operations()) == 3
 
 
@@ -174,10 +174,12 @@ def test_a_learner_waits_no_longer_than_told_and_can_save():
   group = collectives.Group(2, 0, cluster.learner_device, timeout_secs=1.0)
   with tf.Graph().as_default(), membership.on_learner(cluster):
     weight = tf.Variable([3.0])
-    sums = group.sum([weight.read_value()])
-    parts = group.gather([weight.read_value()])
+    sums = group.all_reduce([weight.read_value()])
+    parts = group.all_gather([weight.read_value()])
     init = tf1.global_variables_initializer()
-    with tf1.Session(server.target, config=membership.config(cluster)) as run:
+    with tf1.Session(
+      server.target, config=membership.session_config(cluster)
+    ) as run:
       run.run(init)
       for exchange in (sums, parts):
         with pytest.raises(tf.errors.DeadlineExceededError):
@@ -198,9 +200,9 @@ def test_bits_survive_the_exchange():
         tf.constant([[k], [2**31 - 1]]),
         tf.constant([bool(k)]),
       ]
-      result = group.gather(tensors)
+      result = group.all_gather(tensors)
       with tf1.Session(
-        servers[k].target, config=membership.config(clusters[k])
+        servers[k].target, config=membership.session_config(clusters[k])
       ) as session:
         return session.run(result)
 

@@ -1,4 +1,4 @@
-"""Tests of link.py, against a learner's server in this process."""
+"""Tests of learner_client.py, against a learner's server in this process."""
 
 import resource
 import threading
@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import actor
 from cluster import learner_client
 from cluster import membership
 from cluster import registry
 import environments
 import local_cluster
 import networks
+import unrolls
 
 tf1 = tf.compat.v1
 
@@ -28,7 +28,7 @@ def _make_agent():
     action_meanings=None,
   )  # fmt: skip
   agent = networks.Agent(spec, 'vector', False, name='agent')
-  specs = actor.unroll_specs(agent, spec, _SETTINGS['unroll_length'])
+  specs = unrolls.unroll_specs(agent, spec, _SETTINGS['unroll_length'])
   agent.step(
     tf.zeros([1], tf.int32),
     environments.StepOutput(
@@ -54,8 +54,8 @@ class FakeLearner:
       self.num_updates = tf1.get_variable(
         'num_updates', initializer=np.int64(7), use_resource=True
       )
-      self.board = registry.Board(2)
-      queue = actor.make_queue(specs, _CAPACITY)
+      self.registry = registry.ActorRegistry(2)
+      queue = unrolls.make_queue(specs, _CAPACITY)
       self._size = queue.size()
       self._dequeue = queue.dequeue_many(1)
       self._init = tf1.global_variables_initializer()
@@ -63,7 +63,7 @@ class FakeLearner:
 
   def start(self, **settings):
     self.session.run(self._init)
-    self.board.open(self.session, _SETTINGS | settings)
+    self.registry.open(self.session, _SETTINGS | settings)
 
   def die(self):
     """Forgets all that it held, as a new process would."""
@@ -78,7 +78,7 @@ class FakeLearner:
     return self.session.run(self._dequeue)
 
   def num_playing(self):
-    return self.session.run(self.board.num_playing)
+    return self.session.run(self.registry.num_playing)
 
 
 @pytest.fixture(scope='module')
@@ -95,7 +95,7 @@ def learner(server):
 
 
 class Client:
-  """A link with all that it is made from."""
+  """A connection with all that it is made from."""
 
   def __init__(self, cluster, task=0, timeout_secs=30.0, settings=_SETTINGS):
     self.stopping = threading.Event()
@@ -106,7 +106,7 @@ class Client:
         np.ones([2, *s.shape], s.dtype.as_numpy_dtype)
         for s in tf.nest.flatten(specs)
       ]
-      self.link = learner_client.Link(
+      self.connection = learner_client.LearnerClient(
         self.cluster, specs, _CAPACITY, agent.variables, settings,
         timeout_secs, self.stopping.is_set,
       )  # fmt: skip
@@ -121,30 +121,30 @@ def _until(condition, timeout_secs=30.0):
 
 def test_weights_come_and_unrolls_go(learner):
   client = Client(learner.cluster)
-  assert not client.link.look()
-  num_updates, weights = client.link.read_weights()
+  assert not client.connection.poll()
+  num_updates, weights = client.connection.read_weights()
   assert num_updates == 7
   for mine, theirs in zip(
     weights, learner.session.run(learner.weights), strict=True
   ):
     np.testing.assert_array_equal(mine, theirs)
-  client.link.enqueue(*client.unrolls)
+  client.connection.enqueue(*client.unrolls)
   assert learner.size() == 2
   for sent, arrived in zip(client.unrolls, learner.dequeue(), strict=True):
     np.testing.assert_array_equal(sent[:1], arrived)
-  client.link.leave()
+  client.connection.leave()
 
 
 def test_learns_of_the_end(learner):  # E10
   client = Client(learner.cluster)
-  assert not client.link.look()
+  assert not client.connection.poll()
   assert learner.num_playing() == 1
-  learner.board.end(learner.session)
-  assert client.link.look()
-  client.link.leave()
+  learner.registry.end(learner.session)
+  assert client.connection.poll()
+  client.connection.leave()
   assert learner.num_playing() == 0
   start = time.monotonic()
-  learner.board.linger(learner.session)
+  learner.registry.linger(learner.session)
   assert time.monotonic() - start < 5
 
 
@@ -153,7 +153,7 @@ def test_other_settings_are_refused_with_both_values(learner):  # E16
     learner.cluster, settings=_SETTINGS | {'unroll_length': 5, 'stack': 4}
   )
   with pytest.raises(ValueError) as error:
-    client.link.look()
+    client.connection.poll()
   text = str(error.value)
   assert 'unroll_length is 5 here and 3 there' in text
   assert 'stack is 4 here and None there' in text
@@ -164,49 +164,49 @@ def test_other_settings_are_refused_with_both_values(learner):  # E16
 def test_a_task_beyond_the_learners_count_is_refused(learner):  # E01
   client = Client(learner.cluster, task=7)
   with pytest.raises(ValueError, match=r'task 7 is outside 0\.\.1: .*num_act'):
-    client.link.look()
+    client.connection.poll()
 
 
-def test_one_place_is_for_one_process(learner, monkeypatch):
+def test_one_slot_is_for_one_process(learner, monkeypatch):
   first, second = Client(learner.cluster), Client(learner.cluster)
   other = Client(learner.cluster, task=1)
   for client in (first, other, second):
-    assert not client.link.look()
+    assert not client.connection.poll()
   assert learner.num_playing() == 2
-  monkeypatch.setattr(learner_client, '_PLACE_SECS', 0.1)
+  monkeypatch.setattr(learner_client, '_SLOT_SECS', 0.1)
   time.sleep(0.2)
   with pytest.raises(ValueError, match='another process plays as actor 0'):
-    second.link.look()
+    second.connection.poll()
   # Nor has it sent anything.
   second.stopping.set()
   with pytest.raises(learner_client.Stopped):
-    second.link.enqueue(*second.unrolls)
-  assert not first.link.look()
+    second.connection.enqueue(*second.unrolls)
+  assert not first.connection.poll()
 
 
-def test_the_place_of_one_that_has_left_is_free(learner):
+def test_the_slot_of_one_that_has_left_is_free(learner):
   first, second = Client(learner.cluster), Client(learner.cluster)
-  first.link.look()
-  first.link.leave()
-  second.link.look()
-  assert second.link.read_weights()[0] == 7
+  first.connection.poll()
+  first.connection.leave()
+  second.connection.poll()
+  assert second.connection.read_weights()[0] == 7
 
 
-def test_the_place_of_one_that_is_silent_is_free(server, monkeypatch):  # E03
-  monkeypatch.setattr(registry, 'SILENCE_SECS', 0.5)
+def test_the_slot_of_one_without_heartbeat_is_free(server, monkeypatch):  # E03
+  monkeypatch.setattr(registry, 'HEARTBEAT_TIMEOUT_SECS', 0.5)
   server.die()
   server.start()
   first, second = Client(server.cluster), Client(server.cluster)
-  first.link.look()
-  second.link.look()
+  first.connection.poll()
+  second.connection.poll()
   time.sleep(0.6)
-  second.link.look()
-  assert second.link.read_weights()[0] == 7
+  second.connection.poll()
+  assert second.connection.read_weights()[0] == 7
   # It was only stopped for a while. It does not play beside the other.
-  first.link.look()
+  first.connection.poll()
   first.stopping.set()
   with pytest.raises(learner_client.Stopped):
-    first.link.read_weights()
+    first.connection.read_weights()
 
 
 def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
@@ -215,16 +215,16 @@ def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
   results = []
 
   def read():
-    results.append(client.link.read_weights()[0])
+    results.append(client.connection.read_weights()[0])
 
   for _ in range(2):
     results.clear()
     thread = threading.Thread(target=read)
     thread.start()
-    assert not client.link.look()
+    assert not client.connection.poll()
     assert not results
     server.start()
-    _until(lambda: not client.link.look() and results)
+    _until(lambda: not client.connection.poll() and results)
     assert results == [7]
     server.die()  # E05
   out = capsys.readouterr().out
@@ -235,14 +235,14 @@ def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
 
 def test_leaving_ends_a_wait_for_room(learner):
   client = Client(learner.cluster)
-  client.link.look()
-  client.link.enqueue(*client.unrolls)
-  client.link.enqueue(*client.unrolls)
+  client.connection.poll()
+  client.connection.enqueue(*client.unrolls)
+  client.connection.enqueue(*client.unrolls)
   errors = []
 
   def send():
     try:
-      client.link.enqueue(*client.unrolls)
+      client.connection.enqueue(*client.unrolls)
     except learner_client.Stopped as error:
       errors.append(error)
 
@@ -251,7 +251,7 @@ def test_leaving_ends_a_wait_for_room(learner):
   time.sleep(0.3)
   assert thread.is_alive()
   client.stopping.set()
-  client.link.leave()
+  client.connection.leave()
   thread.join(10)
   assert len(errors) == 1
 
@@ -261,11 +261,11 @@ def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
     'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
   )
   client = Client(cluster, timeout_secs=0.5)
-  assert not client.link.look()
+  assert not client.connection.poll()
   assert 'Connection refused' in capsys.readouterr().out
   time.sleep(0.5)
   with pytest.raises(membership.LearnerLost) as error:
-    client.link.look()
+    client.connection.poll()
   assert str(error.value) == (
     f'no learner at {cluster.learner_host} for 0.5 s (--connect_timeout_secs):'
     ' Connection refused'

@@ -1,16 +1,19 @@
-"""Tests of distributed.py: the cluster, and real processes on this machine."""
+"""Tests of membership.py: the cluster, and real processes on this machine."""
 
 import contextlib
 import json
 import re
 import socket
 
+from absl import flags
 from absl.testing import flagsaver
 import pytest
 
 from cluster import membership
+import config
+from envs import make
+import experiment
 import local_cluster
-import settings
 from tests import program
 
 _HOSTS = ('a:1', 'b:2')
@@ -101,8 +104,8 @@ def test_what_tf_config_does_not_say_is_refused(text, message):  # E09
 
 def _read_cluster(*arguments):
   with flagsaver.flagsaver():
-    settings.FLAGS(['experiment.py', *arguments])
-    return settings.read_cluster()
+    flags.FLAGS(['experiment.py', *arguments])
+    return membership.from_config(experiment.read_config().cluster)
 
 
 def test_flags_win_over_tf_config(monkeypatch):  # E09
@@ -151,24 +154,25 @@ def test_who_listens_to_the_network_is_told_so(capsys, monkeypatch):
 
 def test_levels_go_round_over_all_actors():
   level_names = [f'gym:tests.count_env:Count{n}-v0' for n in (1, 3, 7, 20, 33)]
-  with flagsaver.flagsaver():
-    settings.FLAGS(['experiment.py'])
-    played, seeds = [], []
-    for actor in range(3):
-      envs = settings.make_envs(level_names, True, 2, actor)
-      envs.close()
-      played += envs.level_names
-      seeds += envs.seeds
+  played, seeds = [], []
+  for actor in range(3):
+    envs = make.from_config(
+      config.make(), level_names, training=True, num_envs=2, actor=actor
+    )
+    envs.close()
+    played += envs.level_names
+    seeds += envs.seeds
   assert played == [*level_names, level_names[0]]
   assert len(set(seeds)) == 6  # I07
 
 
 def test_an_actor_of_a_cluster_steps_its_games_as_one():
   for job_name, size in (('local', 2), ('actor', 4)):
-    with flagsaver.flagsaver():
-      settings.FLAGS(['experiment.py', f'--job_name={job_name}'])
-      with contextlib.closing(settings.make_envs(['pong'], True, 4)) as envs:
-        assert len(envs.recv()[0]) == size
+    envs = make.from_config(
+      config.make(job_name=job_name), ['pong'], training=True, num_envs=4
+    )
+    with contextlib.closing(envs):
+      assert len(envs.recv()[0]) == size
 
 
 def test_all_processes_end_in_good_order(tmp_path):  # E09, E10

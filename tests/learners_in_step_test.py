@@ -1,4 +1,4 @@
-"""Tests of training.py: what is said when learners lose each other."""
+"""Tests of cluster/learners.py: learners that differ, or lose each other."""
 
 import concurrent.futures
 import queue
@@ -8,10 +8,10 @@ import pytest
 import tensorflow as tf
 
 from cluster import collectives
+from cluster import learners
 from cluster import membership
 import local_cluster
 from tests import collectives_test
-import training
 
 tf1 = tf.compat.v1
 
@@ -60,17 +60,20 @@ def test_other_failures_are_passed_on():
 
 def _raise(error, hosts):
   cluster = membership.Cluster('learner', 0, hosts, 2)
-  training.raise_failure(error(None, None, 'why'), cluster, 7)
+  failure = error(None, None, 'why')
+  explained = learners.explain_failure(failure, cluster, 7)
+  assert failure in (explained, explained.__cause__)
+  raise explained
 
 
-def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
+def test_the_first_collective_has_a_limit(monkeypatch, capsys):
   cluster = membership.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
   exits = queue.Queue()
-  monkeypatch.setattr(training.os, '_exit', exits.put)
-  monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
-  with training.limit_first_exchange(cluster, 60):
+  monkeypatch.setattr(learners.os, '_exit', exits.put)
+  monkeypatch.setattr(learners, '_NOTICE_SECS', 0.1)
+  with learners.limit_first_collective(cluster, 60):
     pass
-  with training.limit_first_exchange(cluster, 0.1):
+  with learners.limit_first_collective(cluster, 0.1):
     assert exits.get(timeout=10) == 1
   assert exits.empty()
   out, err = capsys.readouterr()
@@ -80,36 +83,36 @@ def test_the_first_exchange_has_a_limit(monkeypatch, capsys):
   )
 
 
-def test_learners_with_other_settings_are_refused():  # E16
-  def exchange(k):
+def test_learners_with_other_settings_are_refused():
+  def compare(k):
     group = collectives.Group(2, k, clusters[k].learner_device)
     with tf.Graph().as_default(), membership.on_learner(clusters[k]):
-      codes = training.exchange_codes(
+      fingerprints = learners.make_fingerprints(
         group, {'batch_size': 4 + k, 'levels': ['a'], 'agent': f'torso{k}'}
       )
       with tf1.Session(
-        servers[k].target, config=membership.config(clusters[k])
+        servers[k].target, config=membership.session_config(clusters[k])
       ) as session:
-        return session.run(codes)
+        return session.run(fingerprints)
 
   clusters, servers = collectives_test.start_two()
   with concurrent.futures.ThreadPoolExecutor() as pool:
-    for codes in pool.map(exchange, range(2)):
+    for fingerprints in pool.map(compare, range(2)):
       with pytest.raises(
         ValueError, match='differ in batch_size, agent: start'
       ):
-        training.check_codes(codes)
-  training.check_codes({'batch_size': [4, 4]})
+        learners.check_fingerprints(fingerprints)
+  learners.check_fingerprints({'batch_size': [4, 4]})
 
 
 def test_updates_have_a_limit(monkeypatch, capsys):
   cluster = membership.Cluster('learner', 0, ('a:1', 'localhost:1'), 2)
   exits, closed = queue.Queue(), queue.Queue()
-  monkeypatch.setattr(training.os, '_exit', exits.put)
-  monkeypatch.setattr(training, '_NOTICE_SECS', 0.1)
+  monkeypatch.setattr(learners.os, '_exit', exits.put)
+  monkeypatch.setattr(learners, '_NOTICE_SECS', 0.1)
 
   def limit():
-    return training.limit_updates(cluster, 0.1, lambda: closed.put(True))
+    return learners.limit_updates(cluster, 0.1, lambda: closed.put(True))
 
   with pytest.raises(tf.errors.DeadlineExceededError), limit() as note_update:
     with pytest.raises(queue.Empty):  # Before the first, actors may be late.
