@@ -35,7 +35,7 @@ def _kill(process):
   process.process.wait()
 
 
-def test_an_actor_killed_and_started_again_rejoins(cluster):  # E03
+def test_an_actor_killed_and_started_again_rejoins(cluster):
   learner, actor, _ = cluster.start_all()
   _kill(actor)
   again = cluster.start('actor', 0)
@@ -79,7 +79,7 @@ def _children(process_id):
 
 
 @pytest.mark.parametrize('level', ['CountCalm3', 'Count3'])
-def test_actors_go_on_with_a_restarted_learner(cluster, level):  # E05
+def test_actors_go_on_with_a_restarted_learner(cluster, level):
   """Their environments are slow, or the learner is and its queue full."""
   settings = {'level_name': f'gym:tests.count_env:{level}-v0'}
   learner = cluster.start(
@@ -114,7 +114,7 @@ def test_actors_go_on_with_a_restarted_learner(cluster, level):  # E05
 )
 def test_actors_end_without_their_learner(
   cluster, timeout_secs, patience_secs, end_secs
-):  # E05
+):
   learner, *actors = cluster.start_all(connect_timeout_secs=timeout_secs)
   _kill(learner)
   problem = f'no learner at {cluster.hosts[0]} for {patience_secs} s .*refused'
@@ -154,7 +154,7 @@ def test_learners_end_and_resume_together(tmp_path, victim):
       assert actor.out.count('Playing for the learner') == 2
 
 
-def test_a_port_that_is_taken_is_named(running):  # E06
+def test_a_port_that_is_taken_is_named(running):
   cluster, learner, *_ = running
   second = cluster.start('learner')
   with cluster_lib.within(15, 'until it has ended, start included'):
@@ -164,7 +164,7 @@ def test_a_port_that_is_taken_is_named(running):  # E06
   cluster.wait_for_training(learner)
 
 
-def test_an_actor_waits_for_its_learner(cluster):  # E02
+def test_an_actor_waits_for_its_learner(cluster):
   actor = cluster.start('actor', connect_timeout_secs=120)
   actor.wait_until(lambda: 'Waiting for the learner' in actor.out, 120)
   time.sleep(20)
@@ -174,7 +174,7 @@ def test_an_actor_waits_for_its_learner(cluster):  # E02
   cluster.wait_for_actor(learner, 0)
 
 
-def test_an_actor_waits_no_longer_than_it_was_told(cluster):  # E02
+def test_an_actor_waits_no_longer_than_it_was_told(cluster):
   actor = cluster.start('actor', connect_timeout_secs=10)
   actor.wait_until(lambda: 'Waiting for the learner' in actor.out, 120)
   with cluster_lib.within(20, 'until it has ended'):
@@ -186,10 +186,10 @@ def test_an_actor_waits_no_longer_than_it_was_told(cluster):  # E02
 @pytest.mark.parametrize(
   ('settings', 'message'),
   [
-    ({'task': 7}, r'task 7 is outside 0\.\.1: there are 2 actors'),  # E01
+    ({'task': 7}, r'task 7 is outside 0\.\.1: there are 2 actors'),
     ({'task': 7, 'num_actors': 8}, r'task 7 is outside 0\.\.1: .*num_act'),
-    ({'num_actors': 3}, 'num_actors is 3 here and 2 there'),  # E16
-    ({'unroll_length': 7}, 'unroll_length is 7 here and 5 there'),  # E16
+    ({'num_actors': 3}, 'num_actors is 3 here and 2 there'),
+    ({'unroll_length': 7}, 'unroll_length is 7 here and 5 there'),
     ({}, 'another process plays as actor 0: give each its own --task'),
   ],
 )
@@ -206,7 +206,7 @@ def test_an_actor_that_does_not_fit_is_refused(running, settings, message):
 
 
 @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_only_that_process(cluster, signum):  # E14
+def test_a_signal_ends_only_that_process(cluster, signum):
   learner, actor, other = cluster.start_all()
   os.killpg(actor.process.pid, signum)
   with cluster_lib.within(10, 'until the actor has ended'):
@@ -221,7 +221,7 @@ def test_a_signal_ends_only_that_process(cluster, signum):  # E14
 
 
 @pytest.mark.parametrize('signum', [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_a_local_cluster(cluster, signum):  # E14
+def test_a_signal_ends_a_local_cluster(cluster, signum):
   command = [
     *(sys.executable, 'local_cluster.py', '--num_actors=2'),
     *(f'--output_dir={cluster.logdir.parent}', '--'),

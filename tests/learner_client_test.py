@@ -135,7 +135,7 @@ def test_weights_come_and_unrolls_go(learner):
   client.connection.leave()
 
 
-def test_learns_of_the_end(learner):  # E10
+def test_learns_of_the_end(learner):
   client = Client(learner.cluster)
   assert not client.connection.poll()
   assert learner.num_playing() == 1
@@ -148,7 +148,7 @@ def test_learns_of_the_end(learner):  # E10
   assert time.monotonic() - start < 5
 
 
-def test_other_settings_are_refused_with_both_values(learner):  # E16
+def test_other_settings_are_refused_with_both_values(learner):
   client = Client(
     learner.cluster, settings=_SETTINGS | {'unroll_length': 5, 'stack': 4}
   )
@@ -161,7 +161,7 @@ def test_other_settings_are_refused_with_both_values(learner):  # E16
   assert '\n' not in text
 
 
-def test_a_task_beyond_the_learners_count_is_refused(learner):  # E01
+def test_a_task_beyond_the_learners_count_is_refused(learner):
   client = Client(learner.cluster, task=7)
   with pytest.raises(ValueError, match=r'task 7 is outside 0\.\.1: .*num_act'):
     client.connection.poll()
@@ -192,7 +192,7 @@ def test_the_slot_of_one_that_has_left_is_free(learner):
   assert second.connection.read_weights()[0] == 7
 
 
-def test_the_slot_of_one_without_heartbeat_is_free(server, monkeypatch):  # E03
+def test_the_slot_of_one_without_heartbeat_is_free(server, monkeypatch):
   monkeypatch.setattr(registry, 'HEARTBEAT_TIMEOUT_SECS', 0.5)
   server.die()
   server.start()
@@ -210,7 +210,7 @@ def test_the_slot_of_one_without_heartbeat_is_free(server, monkeypatch):  # E03
 
 
 def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
-  server.die()  # E02: it is up, but has not begun.
+  server.die()  # It is up, but has not begun.
   client = Client(server.cluster)
   results = []
 
@@ -226,7 +226,7 @@ def test_waits_for_a_learner_and_goes_on_after_its_restart(server, capsys):
     server.start()
     _until(lambda: not client.connection.poll() and results)
     assert results == [7]
-    server.die()  # E05
+    server.die()
   out = capsys.readouterr().out
   address = server.cluster.learner_host
   assert f'Waiting for the learner at {address}: ' in out
@@ -256,7 +256,7 @@ def test_leaving_ends_a_wait_for_room(learner):
   assert len(errors) == 1
 
 
-def test_without_a_learner_it_gives_up_at_the_limit(capsys):  # E02
+def test_without_a_learner_it_gives_up_at_the_limit(capsys):
   cluster = membership.Cluster(
     'learner', 0, (f'localhost:{local_cluster.find_free_ports(1)[0]}',), 2
   )

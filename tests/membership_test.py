@@ -40,7 +40,7 @@ def test_each_actor_has_its_learner():
 @pytest.mark.parametrize(
   ('changes', 'message'),
   [
-    ({'task': 4}, r'task 4 is outside 0\.\.3: there are 4 actors'),  # E01
+    ({'task': 4}, r'task 4 is outside 0\.\.3: there are 4 actors'),
     ({'task': -1}, r'task -1 is outside 0\.\.3'),
     ({'job_name': 'learner'}, r'task 3 is outside 0\.\.1: .* 2 learners'),
     ({'job_name': 'local', 'learner_hosts': ()}, 'need --job_name=learner'),
@@ -75,7 +75,7 @@ def _tf_config(learner='learner', actor='actor', job='actor', index=1):
     ({'learner': 'master', 'job': 'master'}, 'learner'),
   ],
 )
-def test_tf_config_is_read(names, job):  # E09
+def test_tf_config_is_read(names, job):
   assert membership.parse_tf_config(_tf_config(**names)) == {
     'job_name': job,
     'task': 1,
@@ -96,7 +96,7 @@ def test_tf_config_is_read(names, job):  # E09
     ('{"cluster": {"learner": 3}, "task": {"type": 0}}', 'TF_CONFIG is not '),
   ],
 )
-def test_what_tf_config_does_not_say_is_refused(text, message):  # E09
+def test_what_tf_config_does_not_say_is_refused(text, message):
   with pytest.raises(ValueError, match=message) as error:
     membership.parse_tf_config(text)
   assert '\n' not in str(error.value)
@@ -108,7 +108,7 @@ def _read_cluster(*arguments):
     return membership.from_config(experiment.read_config().cluster)
 
 
-def test_flags_win_over_tf_config(monkeypatch):  # E09
+def test_flags_win_over_tf_config(monkeypatch):
   assert _read_cluster().job_name == 'local'
   monkeypatch.setenv('TF_CONFIG', _tf_config())
   assert _read_cluster() == _cluster(task=1, num_actors=3)
@@ -123,7 +123,7 @@ def test_flags_win_over_tf_config(monkeypatch):  # E09
   assert _read_cluster('--job_name=local').job_name == 'local'
 
 
-def test_a_port_that_is_taken_is_refused():  # E06
+def test_a_port_that_is_taken_is_refused():
   with socket.socket() as taken:
     # As TensorFlow's server: it would share its port with another.
     taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
@@ -163,7 +163,7 @@ def test_levels_go_round_over_all_actors():
     played += envs.level_names
     seeds += envs.seeds
   assert played == [*level_names, level_names[0]]
-  assert len(set(seeds)) == 6  # I07
+  assert len(set(seeds)) == 6
 
 
 def test_an_actor_of_a_cluster_steps_its_games_as_one():
@@ -175,7 +175,7 @@ def test_an_actor_of_a_cluster_steps_its_games_as_one():
       assert len(envs.recv()[0]) == size
 
 
-def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
+def test_all_processes_end_in_good_order(tmp_path):
   cluster = {
     'chief': [f'localhost:{local_cluster.find_free_ports(1)[0]}'],
     'worker': ['elsewhere:1', 'elsewhere:2'],
@@ -203,7 +203,7 @@ def test_all_processes_end_in_good_order(tmp_path):  # E09, E10
   for index, actor in enumerate((first, second)):
     assert actor.out.splitlines()[-1] == f'Actor {index} has ended.'
   seeds = [re.search('with the seeds (.*)', a.out)[1] for a in (first, second)]
-  assert seeds[0] != seeds[1]  # I07
+  assert seeds[0] != seeds[1]
   rows = (tmp_path / 'run' / 'metrics.jsonl').read_text()
   for length in (3, 7):  # One of each actor.
     assert (

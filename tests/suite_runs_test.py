@@ -74,7 +74,7 @@ def test_dmlab30(lab, tmp_path):
   assert not (logdir / 'test_progress.json').exists()
 
 
-def test_levels_without_an_environment_are_named(lab, tmp_path):  # D10
+def test_levels_without_an_environment_are_named(lab, tmp_path):
   run = _run(
     tmp_path / 'train',
     level_name='rooms_watermaze,explore_object_rewards_few',
