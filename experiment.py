@@ -29,6 +29,7 @@ from cluster import membership  # noqa: E402
 import config as config_lib  # noqa: E402
 from evaluation import test_mode  # noqa: E402
 import levels  # noqa: E402
+from runtime import console  # noqa: E402
 from runtime import errors  # noqa: E402
 from runtime import loop  # noqa: E402
 from runtime import run_folder  # noqa: E402
@@ -97,4 +98,5 @@ def main(argv):
 
 
 if __name__ == '__main__':
+  console.keep_exit_code()
   app.run(main)

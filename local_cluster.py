@@ -15,6 +15,8 @@ import subprocess
 import sys
 import time
 
+from runtime import console
+
 ROOT = pathlib.Path(__file__).parent
 
 
@@ -129,4 +131,5 @@ def main() -> int:
 
 
 if __name__ == '__main__':
+  console.keep_exit_code()
   sys.exit(main())

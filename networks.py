@@ -90,8 +90,18 @@ class InstructionReader(snt.Module):
     longest = tf.maximum(tf.reduce_max(lengths), 1)
     words = tf.cast(words[:, :longest], tf.int32)
     embedded = self._embed(tf.transpose(words))  # [words, N, 20]
-    state = self._lstm.initial_state(tf.shape(words)[0])
-    _, state = snt.dynamic_unroll(self._lstm, embedded, state, lengths)
+
+    # Not `snt.dynamic_unroll`: AutoGraph would write its source to the disk.
+    def step(t, state):
+      _, new_state = self._lstm(embedded[t], state)
+      is_word = (t < lengths)[:, tf.newaxis]
+      return t + 1, tf.nest.map_structure(
+        lambda new, old: tf.where(is_word, new, old), new_state, state
+      )
+
+    # The first step outside the loop, where variables can be made.
+    first = step(0, self._lstm.initial_state(tf.shape(words)[0]))
+    _, state = tf.while_loop(lambda t, _: t < longest, step, first)
     return tf.gather(state.hidden, rows)
 
 

@@ -3,6 +3,7 @@
 Everything is counted in environment frames, not in agent steps.
 """
 
+import atexit
 import collections
 from collections.abc import Callable, Mapping
 import os
@@ -23,9 +24,7 @@ def say(text: str, file: TextIO | None = None) -> None:
   try:
     print(text, file=file, flush=True)
   except BrokenPipeError:
-    # For good. Python would fail at its end on what is still to be written.
-    with open(os.devnull, 'w') as nowhere:
-      os.dup2(nowhere.fileno(), file.fileno())
+    _discard(file)  # For good: nobody will read it again.
   except OSError:
     pass  # A log on a full disk: it may have room again.
 
@@ -33,6 +32,41 @@ def say(text: str, file: TextIO | None = None) -> None:
 def warn(text: str) -> None:
   """Says something on standard error, as `say` does."""
   say(f'Warning: {text}', sys.stderr)
+
+
+def keep_exit_code() -> None:
+  """Lets this process end with the exit code that it has chosen.
+
+  Without this, Python exits with 120 if it cannot write the last of standard
+  output or error: nobody reads it any more, or the disk is full. Must be called
+  first in the main program: handlers of the exit run in reverse order, and the
+  others may print.
+  """
+  # Missing ones (`>&-`) are opened, or the next file gets the number of one,
+  # and with it what libraries print.
+  for number in range(3):
+    try:
+      os.fstat(number)
+    except OSError:
+      os.open(os.devnull, os.O_RDWR)
+  atexit.register(_flush_or_discard)
+
+
+def _flush_or_discard() -> None:
+  """Flushes standard output and error; what cannot be written is lost."""
+  for file in (sys.stdout, sys.stderr):
+    if file is None or file.closed:
+      continue
+    try:
+      file.flush()
+    except OSError:
+      _discard(file)
+
+
+def _discard(file: TextIO) -> None:
+  """Sends all that is left in a file's buffer, and all to come, nowhere."""
+  with open(os.devnull, 'w') as nowhere:
+    os.dup2(nowhere.fileno(), file.fileno())
 
 
 class FrameRate:
