@@ -1,4 +1,4 @@
-# The program in a container: README, "Containers".
+# The program in a container: see docs/containers.md.
 #
 #   docker build -t impala .
 #   docker build -t impala:gpu --build-arg GPU=true .

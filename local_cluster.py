@@ -2,8 +2,8 @@
 
   python local_cluster.py --num_learners=1 --num_actors=4 -- --level_name=pong
 
-What stands behind -- goes to all processes. What the first learner prints is
-shown; all else, and errors, are in a file for each process, in `--output_dir`.
+The flags after -- go to all processes. What the first learner prints is shown;
+all else, and errors, are in a file for each process, in `--output_dir`.
 Ctrl-C ends them all.
 """
 

@@ -278,7 +278,7 @@ def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
   if names and importlib.util.find_spec('deepmind_lab') is None:
     raise errors.SettingError(
       f'{names[0]} needs the Python package of DeepMind Lab, which is not '
-      f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+      f'installed: docs/dmlab30.md says how to get it.'
     )
   path = dataset_path or ''
   pictured = [n for n in names if n.rsplit('/', 1)[-1] in _PICTURE_LEVELS]

@@ -121,6 +121,8 @@ def test_builder_gets_what_the_image_takes():
   given = {line[1:] for line in ignored if line.startswith('!')}
   taken = set(re.findall(r'^COPY (\S+) ', _DOCKERFILE, re.M))
   assert given == taken
+  packages = {path.parent.name for path in _CHECKOUT.glob('*/__init__.py')}
+  assert packages <= taken
   for name in taken:  # A folder without a file would not be in a checkout.
     assert any(_CHECKOUT.glob(name))
 

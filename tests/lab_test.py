@@ -247,7 +247,7 @@ def test_failing_levels(monkeypatch, scratch, capfd, when, step, details):
     f'{_ROOM}: environment 1 failed at step {step}\n'
   )
   assert ('Traceback' in str(caught.value)) == (when != 'kill')
-  # Nor does what a killed Lab leaves behind remain.
+  # Nor does what a killed Lab leaves remain.
   assert not list(scratch.iterdir())
 
 
@@ -283,7 +283,7 @@ def test_missing_package():
     make(_ROOM, _PICTURES, num_envs=2)
   assert str(caught.value) == (
     f'{_ROOM} needs the Python package of DeepMind Lab, which is not '
-    f'installed: the section "DeepMind Lab" of README.md says how to get it.'
+    f'installed: docs/dmlab30.md says how to get it.'
   )
 
 

@@ -125,6 +125,20 @@ class TestLosses:
     loss = learner.compute_baseline_loss(tf.constant([[1.0, 2.0], [3.0, 4.0]]))
     assert float(loss) == 15
 
+  def test_weighs_each_step_by_its_own_action(self):
+    """Where pi is not mu, a shift of actions or policies would show."""
+    mu = np.array([[[0.5, 0.5]], [[0.2, 0.8]], [[0.6, 0.4]]])
+    pi = np.array([[[0.25, 0.75]], [[0.9, 0.1]], [[0.3, 0.7]]])
+    actions = [[0], [1], [1]]
+    last = np.full([1, 1, 2], 5.0)
+    agent = StubAgent(np.concatenate([np.log(pi), last]), np.zeros([4, 1]))
+    batch = _batch([[0.0]] * 3, [[False]] * 3, np.log(mu), actions)
+    targets = learner.compute_targets(agent, batch, _hyperparameters())
+    np.testing.assert_allclose(
+      np.exp(targets.log_rhos[:, 0]), [0.5, 0.125, 1.75], rtol=1e-5
+    )
+    np.testing.assert_array_equal(targets.actions, actions)
+
   def test_more_entropy_lowers_the_total(self):
     def total(peak):
       logits = np.zeros([2, 1, 3])

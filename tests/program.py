@@ -40,7 +40,7 @@ class Program:
       'unroll_length': 5,
       'log_every_secs': 0.2,
     } | settings
-    # What stands behind a flag file wins over it.
+    # What comes after a flag file wins over it.
     ordered = sorted(settings.items(), key=lambda item: item[0] != 'flagfile')
     self._folder = pathlib.Path(folder)
     self._temporary = self._folder / 'tmp'
