@@ -64,7 +64,7 @@ class Policy:
     step = session.make_callable(
       self._outputs, tf.nest.flatten(inputs), accept_options=True
     )
-    # In the calling thread: handing small ops between threads only costs.
+    # In the calling thread: handing ops between threads only adds overhead.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
 
     def act(last_actions, env_outputs, state):
@@ -89,8 +89,8 @@ def copy_weights(
     policy_version: int64 [], the learner's count of updates.
 
   Returns:
-    int64 [], the policy version of the copy: how many updates made it, at
-    least.
+    int64 [], the policy version: a lower bound on the number of updates in the
+    copied weights.
   """
   version = policy_version.read_value()
   with tf.control_dependencies([version]):
@@ -179,7 +179,7 @@ class Actor:
       if steps % self._unroll_length == 0:
         policy_version = refresh()
       steps += 1
-      self._note_beginnings(ids, env_outputs, policy_version)
+      self._record_unroll_starts(ids, env_outputs, policy_version)
       agent_outputs, state = act(
         self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)
       )
@@ -221,8 +221,8 @@ class Actor:
       _put(part, (ids, 0), _take(part, last))
     self._time[ids] = 0
 
-  def _note_beginnings(self, ids, env_outputs, policy_version):
-    """Writes what belongs to a whole unroll, where it is at step 0."""
+  def _record_unroll_starts(self, ids, env_outputs, policy_version):
+    """Writes the per-unroll fields of those unrolls that are at step 0."""
     rows = np.flatnonzero(self._time[ids] == 0)
     ids = ids[rows]
     self._unrolls.policy_version[ids] = policy_version

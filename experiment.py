@@ -7,8 +7,8 @@
   python experiment.py --helpshort            lists the flags
 
 This file turns flags into a config, and the config into one job. The algorithm
-is in `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`; the
-wirings are in `training.py`.
+is in `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`;
+`training.py` wires them.
 """
 
 import contextlib
@@ -41,10 +41,10 @@ flags.adopt_module_key_flags(config_lib)
 
 
 def read_config() -> config_lib.Config:
-  """Reads the config: the command line first, then what surrounds the process.
+  """Builds the config from the command line.
 
-  Flags that it leaves open come from TF_CONFIG, or, in a test, from the run
-  that is played.
+  Flags not given there come from TF_CONFIG or, with --mode=test, from the
+  settings of the run being tested.
   """
   config = config_lib.from_flags()
   if config.run.mode == 'test':
@@ -55,11 +55,9 @@ def read_config() -> config_lib.Config:
       {name: settings[name] for name in names if name in settings}
       | {'logdir': config.run.logdir}
     )
-  is_told_local = FLAGS['job_name'].present and FLAGS.job_name == 'local'
-  text = os.environ.get('TF_CONFIG')
-  if text and not is_told_local:
-    config = config_lib.from_flags(membership.parse_tf_config(text))
-  return config
+  if FLAGS['job_name'].present and FLAGS.job_name == 'local':
+    return config
+  return config_lib.from_flags(membership.read_tf_config())
 
 
 def train(config: config_lib.Config) -> None:

@@ -81,7 +81,8 @@ def compute_entropy_loss(logits: tf.Tensor) -> tf.Tensor:
     logits: float32 [T, B, A], the target policy.
 
   Returns:
-    A float32 scalar; minimising it keeps the policy from closing too early.
+    A float32 scalar; minimising it keeps the policy from becoming
+    deterministic too early.
   """
   log_policy = tf.nn.log_softmax(logits)
   return tf.reduce_sum(tf.exp(log_policy) * log_policy)
@@ -92,8 +93,8 @@ def compute_policy_gradient_loss(
 ) -> tf.Tensor:
   """Computes the policy-gradient loss (paper, section 4.2).
 
-  Summed over time and batch, not averaged: the paper's learning rates count
-  on it.
+  Summed over time and batch, not averaged: the paper's learning rates assume
+  this.
 
   Args:
     logits: float32 [T, B, A], the target policy pi.
@@ -241,10 +242,10 @@ def compute_loss(
 
 
 def find_non_finite(error: tf.errors.OpError) -> str | None:
-  """Returns 'loss' or 'gradient' if an update failed since that is not finite.
+  """Returns 'loss' or 'gradient', whichever was not finite in a failed update.
 
   Args:
-    error: what `Learner.run` raised.
+    error: what `Learner.run` raised; None is returned for any other reason.
   """
   match = re.search(r'the (loss|gradient) : Tensor had ', error.message)
   return match and match[1]
@@ -304,7 +305,8 @@ class Learner:
       statistics = popart.update_statistics(before, *shared)
       scale = tf.gather(statistics.scale, batch.level_index)
     loss, scalars = compute_loss(targets, hyperparameters, scale)
-    # Unrolls from before a restart may know updates that are lost by now.
+    # After a restart, older unrolls may carry a policy version newer than the
+    # restored counter.
     lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
@@ -335,8 +337,9 @@ class Learner:
     learning_rate = compute_learning_rate(
       self.num_environment_frames, hyperparameters
     )
-    # Not the Keras or Sonnet one: here the accumulator starts at 1 and epsilon
-    # is inside the root, as in the original, on which its settings count.
+    # Not Keras's or Sonnet's: this one starts the accumulator at 1 and puts
+    # epsilon inside the square root, as the original does. Its hyperparameters
+    # assume both.
     optimizer = tf1.train.RMSPropOptimizer(
       learning_rate,
       hyperparameters.decay,
@@ -391,7 +394,7 @@ class Learner:
     if frames >= total or should_stop():
       return
     session.run(self._stage)
-    # In the calling thread: to hand large ops between threads only costs.
+    # In the calling thread: handing ops between threads only adds overhead.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     step = session.make_callable(
       (self._result, self._stage_next), accept_options=True

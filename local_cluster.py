@@ -1,5 +1,7 @@
 """Starts learners and actors on this machine, to try a cluster out.
 
+How a learner and an actor are wired is in `training.py`.
+
   python local_cluster.py --num_learners=1 --num_actors=4 -- --level_name=pong
 
 The flags after -- go to all processes. What the first learner prints is shown;
@@ -94,7 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     default='runs/local_cluster',
     help='of what the processes print; default: %(default)s',
   )
-  parser.add_argument('flags', nargs='*', help='of experiment.py, behind --')
+  parser.add_argument('flags', nargs='*', help='of experiment.py, after --')
   args = parser.parse_args()
   for name in ('num_learners', 'num_actors'):
     if getattr(args, name) < 1:

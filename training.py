@@ -1,4 +1,4 @@
-"""The wirings side by side: who acts and who learns in this process.
+"""The three roles of a process, wired side by side: who acts and who learns.
 
   LocalTraining    an actor and the learner, two threads of one process
   ClusterLearner   a learner whose actors are in other processes
@@ -34,9 +34,10 @@ import unrolls
 
 tf1 = tf.compat.v1
 
-# From one look at the learner to the next.
+# Seconds between polls of the learner.
 _POLL_SECS = 2.0
-# What a thread is given to end; one that waits for a lost learner never does.
+# How long to wait for a thread to end: one that waits for a lost learner never
+# does.
 _END_SECS = 5.0
 
 

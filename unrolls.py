@@ -23,7 +23,7 @@ class ActorOutput(NamedTuple):
 
   Attributes:
     level_index: int32 [], which of the run's levels was played.
-    policy_version: int64 [], how many updates had made the weights that acted
+    policy_version: int64 [], the number of updates in the weights that acted
       first.
     agent_state: before step 0.
     earlier_frames: uint8 [S - 1, H, W], the frames beneath the newest one of
@@ -49,38 +49,37 @@ def unroll_specs(
   """Returns the `tf.TensorSpec`s of one unroll, in an `ActorOutput`."""
   steps = unroll_length + 1
 
-  def one(shape, dtype):
-    return tf.TensorSpec(shape, dtype)
-
   earlier_frames = ()
   if spec.stack > 1:
     shape = [spec.stack - 1, *spec.frame_shape]
-    earlier_frames = one(shape, spec.frame_dtype)
+    earlier_frames = tf.TensorSpec(shape, spec.frame_dtype)
   observation = observation_specs(spec)._replace(
-    frame=one(spec.frame_shape, spec.frame_dtype)
+    frame=tf.TensorSpec(spec.frame_shape, spec.frame_dtype)
   )
   return ActorOutput(
-    level_index=one([], tf.int32),
-    policy_version=one([], tf.int64),
+    level_index=tf.TensorSpec([], tf.int32),
+    policy_version=tf.TensorSpec([], tf.int64),
     agent_state=tf.nest.map_structure(
-      lambda array: one(array.shape[1:], array.dtype), agent.initial_state(1)
+      lambda array: tf.TensorSpec(array.shape[1:], array.dtype),
+      agent.initial_state(1),
     ),
     earlier_frames=earlier_frames,
     env_outputs=environments.StepOutput(
-      reward=one([steps], tf.float32),
+      reward=tf.TensorSpec([steps], tf.float32),
       info=environments.StepOutputInfo(
-        episode_return=one([steps], tf.float32),
-        episode_step=one([steps], tf.int32),
-        episode_done=one([steps], tf.bool),
+        episode_return=tf.TensorSpec([steps], tf.float32),
+        episode_step=tf.TensorSpec([steps], tf.int32),
+        episode_done=tf.TensorSpec([steps], tf.bool),
       ),
-      done=one([steps], tf.bool),
+      done=tf.TensorSpec([steps], tf.bool),
       observation=tf.nest.map_structure(
-        lambda part: one([steps, *part.shape], part.dtype), observation
+        lambda part: tf.TensorSpec([steps, *part.shape], part.dtype),
+        observation,
       ),
     ),
     agent_outputs=networks.AgentOutput(
-      action=one([steps], tf.int32),
-      policy_logits=one([steps, spec.num_actions], tf.float32),
+      action=tf.TensorSpec([steps], tf.int32),
+      policy_logits=tf.TensorSpec([steps, spec.num_actions], tf.float32),
     ),
   )
 
@@ -99,7 +98,7 @@ def observation_specs(
 def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
   """Makes the queue of unrolls; `capacity` unrolls bound the policy lag.
 
-  Its name makes it one queue for all that use one server.
+  The shared name makes all clients of a server use the same queue.
   """
   flat = tf.nest.flatten(specs)
   return tf.queue.FIFOQueue(
@@ -150,7 +149,8 @@ def stage(
     )
     put_first = area.put(tensors)
     batch = tf.nest.pack_sequence_as(specs, area.get())
-    # Where the area is full, it would keep a thread that others may need.
+    # Put after the get: with the area still full, `put` would block and hold a
+    # thread that other ops may need.
     with tf.control_dependencies([batch.level_index]):
       return batch, put_first, area.put(tensors)
 
@@ -201,7 +201,8 @@ def _stack_frames(batch: ActorOutput) -> tf.Tensor:
   frames, info = batch.env_outputs.observation.frame, batch.env_outputs.info
   length, size, *shape = frames.shape
   earlier = batch.earlier_frames.shape[1]
-  # Stacks are blank before a game's start, which no lost life is.
+  # A stack is padded with blank frames at the start of a game. Losing a life
+  # does not start a new game.
   begins = info.episode_done | tf.equal(info.episode_step, 0)
   game = tf.cumsum(tf.cast(begins, tf.int32))  # [T + 1, B]
   game = tf.concat([tf.zeros([earlier, size], tf.int32), game], axis=0)

@@ -14,6 +14,7 @@ import contextlib
 import dataclasses
 import ipaddress
 import json
+import os
 import socket
 import time
 from typing import Any
@@ -143,8 +144,19 @@ def agreed_settings(
   }
 
 
+def read_tf_config() -> dict[str, Any]:
+  """Returns what the environment variable TF_CONFIG says, if it is set.
+
+  Returns: see `parse_tf_config`; nothing if it is not set.
+
+  Raises: see `parse_tf_config`.
+  """
+  text = os.environ.get('TF_CONFIG')
+  return parse_tf_config(text) if text else {}
+
+
 def parse_tf_config(text: str) -> dict[str, Any]:
-  """Reads what the variable TF_CONFIG says.
+  """Parses the value of TF_CONFIG.
 
   Args:
     text: JSON, `{"cluster": {<job>: [<host:port>, ...]}, "task": {"type":

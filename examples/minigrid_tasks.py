@@ -4,8 +4,8 @@ Importing this registers five of them (MiniGrid: Chevalier-Boisvert et al.,
 2023); `gym:examples.minigrid_tasks:<id>` names them.
 
   id             mission               reached by
-  GoToDoor-v0    go to the red door    `done` beside the one of four doors
-  GoToObject-v0  go to the blue box    `done` beside the one of two objects
+  GoToDoor-v0    go to the red door    `done` next to the one of four doors
+  GoToObject-v0  go to the blue box    `done` next to the one of two objects
   Fetch-v0       get a green key       `pickup` in front of the one of two
   LavaGap-v0     avoid the lava ...    stepping on the goal, not into lava
   Empty-v0       get to the green ...  stepping on the goal
