@@ -156,7 +156,8 @@ def test_learners_end_and_resume_together(tmp_path, victim):
 
 def test_a_port_that_is_taken_is_named(running):
   cluster, learner, *_ = running
-  second = cluster.start('learner')
+  # In a folder of its own: that of the first is refused before the port is.
+  second = cluster.start('learner', logdir=cluster.logdir.parent / 'second')
   with cluster_lib.within(15, 'until it has ended, start included'):
     cluster_lib.assert_fails(
       second, f'cannot listen at {cluster.hosts[0]}: Address already in use'
