@@ -48,7 +48,7 @@ def keep_exit_code() -> None:
     try:
       os.fstat(number)
     except OSError:
-      os.open(os.devnull, os.O_RDWR)
+      os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
   atexit.register(_flush_or_discard)
 
 
