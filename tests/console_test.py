@@ -150,6 +150,23 @@ def test_the_exit_code_is_kept(code, exit_code, lost):
     os.close(file)
 
 
+@pytest.mark.parametrize(
+  ('encoding', 'expected'),
+  [('ascii', b'runs/\\xe9\\udce9\n'), ('utf-8', b'runs/\xc3\xa9\\udce9\n')],
+)
+def test_characters_that_the_output_lacks_are_escaped(encoding, expected):
+  code = (
+    'from runtime import console; console.keep_exit_code(); '
+    "console.say('runs/\\xe9\\udce9')"
+  )
+  printed = subprocess.check_output(
+    [sys.executable, '-c', code],
+    cwd=program.ROOT,
+    env=os.environ | {'PYTHONIOENCODING': encoding},
+  )
+  assert printed == expected
+
+
 def test_no_file_gets_the_number_of_a_missing_stream():
   code = (
     'import os, sys; from runtime import console; console.keep_exit_code(); '
