@@ -81,7 +81,7 @@ def tell_failures(
       lines = path.read_text(errors='replace').splitlines()
       errors = [line for line in lines if line.startswith('Error: ')]
       problem = errors[-1] if errors else f'exit code {process.returncode}'
-      print(f'{name} has failed: {problem} ({path})', file=sys.stderr)
+      console.say(f'{name} has failed: {problem} ({path})', sys.stderr)
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from runtime import console
 from runtime import errors
 
 # How long environments may take to close, and then to obey SIGTERM.
@@ -136,6 +137,7 @@ def supervise(control_fd: int) -> None:
   processes are ended. In a forked process this returns when the environment has
   ended.
   """
+  console.keep_exit_code()  # Environments may print.
   # Both are for the caller to handle, even if sent to all processes.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_IGN)

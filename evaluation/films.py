@@ -178,6 +178,8 @@ class _RenderedEnvironment:
     random.seed(seed)
     np.random.seed(seed)
     self._level_name = level_name
+    # For pygame, which complains where there is no screen.
+    os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
     with _renders(level_name):
       self._env = gymnasium.make(
         level_name.removeprefix(_GYM_PREFIX),

@@ -17,6 +17,7 @@ from evaluation import scores as scores_lib
 import levels
 import networks
 from runtime import checkpoint
+from runtime import console
 from runtime import run_folder
 import torsos
 
@@ -52,7 +53,7 @@ def test(config: config_lib.Config) -> None:
       path = checkpoint.Checkpoints(logdir, variables).restore(session)
       if path is None:
         raise checkpoint.CheckpointError(f'no checkpoint in {logdir}')
-      print(f'Playing {path}', flush=True)
+      console.say(f'Playing {path}')
       about = config.values() | {
         'num_learners': len(config.cluster.learner_hosts) or 1,
         'checkpoint': path,
@@ -88,7 +89,7 @@ def play(
       it is added to.
   """
   if progress.scores:
-    print(f'{len(progress.scores)} levels were played before.')
+    console.say(f'{len(progress.scores)} levels were played before.')
   num_episodes = config.run.test_num_episodes
   left = [name for name in level_names if name not in progress.scores]
   most = min(config.num_envs, 4 * environments.count_cores())
@@ -99,7 +100,7 @@ def play(
     def show(done, of, played=played, name=group[-1]):
       # A line for each tenth of these levels.
       if done * 10 // of > (done - 1) * 10 // of:
-        print(f'  {played + done} / {total} episodes, {name}', flush=True)
+        console.say(f'  {played + done} / {total} episodes, {name}')
 
     envs = make.from_config(config, group, training=False, num_envs=num_envs)
     with contextlib.closing(envs):
@@ -115,15 +116,15 @@ def report_scores(
 ) -> None:
   """Prints the scores, those of a suite too, and writes `test.json`."""
   suite = levels.find_suite(level_names)
-  print(scores_lib.table(scores, suite and suite.normalize))
+  console.say(scores_lib.table(scores, suite and suite.normalize))
   suite_scores = levels.suite_scores(
     level_names, {name: score.returns for name, score in scores.items()}, 'test'
   )
   for name, value in suite_scores.items():
-    print(f'{name} {value:.1f} %')
+    console.say(f'{name} {value:.1f} %')
   result = os.path.join(logdir, 'test.json')
   scores_lib.write(result, scores, about, suite_scores)
-  print(f'Written to {result}')
+  console.say(f'Written to {result}')
 
 
 def film(
@@ -142,4 +143,4 @@ def film(
       episode_return,
       **make.family_settings(config, [name]),
     )
-    print(f'Filmed an episode with return {episode_return:g}: {path}')
+    console.say(f'Filmed an episode with return {episode_return:g}: {path}')

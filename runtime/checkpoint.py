@@ -26,8 +26,9 @@ _NAMED = re.compile(r'^all_model_checkpoint_paths: "(frames-\d+)"$', re.M)
 _OWN_FILES = re.compile(
   r'(frames-(\d+))\.(index|data-\d+-of-\d+)(\.tempstate\d+)?'
 )
-# TensorFlow takes a path with one of these for a pattern.
-_PATTERN_CHARACTERS = re.compile(r'[\[\]*?\\]')
+# TensorFlow takes a path with one of these for a pattern, or, if it is not
+# UTF-8 (Python has surrogates there), does not take it at all.
+_MISREAD_CHARACTERS = re.compile(r'[\[\]*?\\\ud800-\udfff]')
 
 
 class CheckpointError(run_folder.RunFolderError):
@@ -159,8 +160,8 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def _literal(directory: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Gives a path to a folder that TensorFlow does not take for a pattern."""
-  if not _PATTERN_CHARACTERS.search(str(directory)):
+  """Gives a path to a folder that TensorFlow does not misread."""
+  if not _MISREAD_CHARACTERS.search(str(directory)):
     yield directory
     return
   with tempfile.TemporaryDirectory() as scratch:
@@ -171,5 +172,6 @@ def _literal(directory: pathlib.Path) -> Iterator[pathlib.Path]:
 
 def _reason(error: Exception) -> str:
   """Returns the line that says why, out of a message of many."""
-  lines = re.search(r'^Node: .*\n(.+)', str(error), re.MULTILINE)
-  return lines[1] if lines else str(error).partition('\n')[0]
+  text = str(error).removeprefix('Graph execution error:').strip()
+  lines = re.search(r'^Node: .*\n(.+)', text, re.MULTILINE)
+  return lines[1] if lines else text.partition('\n')[0]

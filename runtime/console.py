@@ -38,9 +38,9 @@ def keep_exit_code() -> None:
   """Lets this process end with the exit code that it has chosen.
 
   Without this, Python exits with 120 if it cannot write the last of standard
-  output or error: nobody reads it any more, or the disk is full. Must be called
-  first in the main program: handlers of the exit run in reverse order, and the
-  others may print.
+  output or error: nobody reads it any more, or the disk is full. And it fails
+  at characters that standard output lacks. Must be called first in the main
+  program: handlers of the exit run in reverse order, and the others may print.
   """
   # Missing ones (`>&-`) are opened, or the next file gets the number of one,
   # and with it what libraries print.
@@ -48,7 +48,10 @@ def keep_exit_code() -> None:
     try:
       os.fstat(number)
     except OSError:
-      os.open(os.devnull, os.O_RDWR)
+      os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+  # As standard error does, e.g. with the name of a folder.
+  if sys.stdout is not None and sys.stdout.errors == 'strict':
+    sys.stdout.reconfigure(errors='backslashreplace')
   atexit.register(_flush_or_discard)
 
 

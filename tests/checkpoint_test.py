@@ -105,7 +105,7 @@ def test_does_not_write_the_newest_again(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'name', ['a[1]', 'b*', 'c?', 'd\\e', 'f g', 'ü', '[!x]']
+  'name', ['a[1]', 'b*', 'c?', 'd\\e', 'f g', 'ü', '[!x]', 'not UTF-8: \udce9']
 )
 def test_a_folder_may_have_any_name(tmp_path, name):
   """TensorFlow would take some of them for patterns, and find nothing."""

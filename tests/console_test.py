@@ -1,10 +1,13 @@
 """Tests of console.py."""
 
 import os
+import subprocess
+import sys
 
 import pytest
 
 from runtime import console
+from tests import program
 
 
 class Clock:
@@ -104,6 +107,77 @@ def test_say_needs_no_reader(capfd):
   with open(writer, 'w') as pipe:
     console.say('d', pipe)
     pipe.flush()
+
+
+def _exit_code(code, **streams):
+  """Runs code after `keep_exit_code`; sees to what it says."""
+  code = (
+    'import os, sys; from runtime import console; console.keep_exit_code(); '
+    + code
+  )
+  # -E: without PYTHONUNBUFFERED.
+  result = subprocess.run(
+    [sys.executable, '-E', '-c', code],
+    cwd=program.ROOT,
+    text=True,
+    **{'stderr': subprocess.PIPE} | streams,
+  )
+  assert 'Exception ignored' not in (result.stderr or '')
+  return result.returncode
+
+
+@pytest.mark.parametrize('lost', ['full', 'gone'])
+@pytest.mark.parametrize(
+  ('code', 'exit_code'),
+  [
+    ('print(1); console.warn("2")', 0),
+    ('print(1); sys.exit("Error: 2")', 1),
+    ('print(1); sys.exit(3)', 3),
+    ('print(1); 1 / 0', 1),
+    ('sys.stdout.close(); sys.exit(3)', 3),
+  ],
+)
+def test_the_exit_code_is_kept(code, exit_code, lost):
+  if lost == 'full':
+    file = os.open('/dev/full', os.O_WRONLY)
+  else:
+    reader, file = os.pipe()
+    os.close(reader)
+  try:
+    assert _exit_code(code, stdout=file) == exit_code
+    assert _exit_code(code, stdout=file, stderr=file) == exit_code
+  finally:
+    os.close(file)
+
+
+@pytest.mark.parametrize(
+  ('encoding', 'expected'),
+  [('ascii', b'runs/\\xe9\\udce9\n'), ('utf-8', b'runs/\xc3\xa9\\udce9\n')],
+)
+def test_characters_that_the_output_lacks_are_escaped(encoding, expected):
+  code = (
+    'from runtime import console; console.keep_exit_code(); '
+    "console.say('runs/\\xe9\\udce9')"
+  )
+  printed = subprocess.check_output(
+    [sys.executable, '-c', code],
+    cwd=program.ROOT,
+    env=os.environ | {'PYTHONIOENCODING': encoding},
+  )
+  assert printed == expected
+
+
+def test_no_file_gets_the_number_of_a_missing_stream():
+  code = (
+    'import os, sys; from runtime import console; console.keep_exit_code(); '
+    'print(1); number = os.open("/", os.O_RDONLY); '
+    # Child processes inherit them.
+    'are_inherited = all(map(os.get_inheritable, range(3))); '
+    'sys.exit(7 if number > 2 and are_inherited else 1)'
+  )
+  script = 'exec "$0" -c "$1" <&- >&- 2>&-'
+  command = ['bash', '-c', script, sys.executable, code]
+  assert subprocess.run(command, cwd=program.ROOT).returncode == 7
 
 
 def test_progress_line():

@@ -181,6 +181,14 @@ class HiddenVelocities(gymnasium.ObservationWrapper):
     return observation[::2]
 
 
+class TalkativeEnv(CountEnv):
+  """Prints at each reset."""
+
+  def reset(self, *, seed=None, options=None):
+    print('A new episode.')
+    return super().reset(seed=seed, options=options)
+
+
 def _make_hidden_cart_pole(**kwargs):
   return HiddenVelocities(gymnasium.make('CartPole-v1', **kwargs))
 
@@ -206,6 +214,7 @@ _register('NanVector-v0', ThirdVectorEnv, element=np.nan)
 _register('HugeVector-v0', ThirdVectorEnv, element=-3e38)
 _register('NearlyHugeVector-v0', ThirdVectorEnv, element=-9e18)
 _register('SecondEpisodeRaises-v0', SecondEpisodeRaisesEnv)
+_register('Talkative-v0', TalkativeEnv, length=100)
 _register('Seed-v0', SeedEnv, length=4)
 _register('Image-v0', ImageEnv)
 _register('Misshapen-v0', MisfitEnv, shown=np.ones((4, 6, 1), np.uint8))

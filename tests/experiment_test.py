@@ -241,21 +241,32 @@ def test_one_environment_fills_a_large_batch(tmp_path):
 
 def test_a_run_does_not_need_a_reader(tmp_path):
   # Who reads goes away, or the disk that the output goes to is full.
-  runs = {}
-  for name, where in (('gone', '| head -n 1'), ('full', '> /dev/full')):
+  def start(name, where, folder, **flags):
     script = f'set -o pipefail; "$0" "$@" {where}'
-    runs[name] = Program(
-      tmp_path / name,
+    return Program(
+      tmp_path / folder / name,
       command=['bash', '-c', script, *program.COMMAND],
-      level_name=COUNT.format(3),
       logdir=tmp_path / name / 'run',
-      total_environment_frames=_FRAMES,
+      **flags,
     )
-  for name, run in runs.items():
+
+  cases = {'gone': '| head -n 1', 'full': '> /dev/full'}
+  flags = {
+    'level_name': 'gym:tests.count_env:Talkative-v0',
+    'total_environment_frames': _FRAMES,
+  }
+  runs = [start(*case, 'train', **flags) for case in cases.items()]
+  for run in runs:
     with run:
       assert run.finish() == 0, run.err
-    assert 'Traceback' not in run.err
+    assert run.error_lines() == []
+  for name in cases:
     assert _checkpoint_frames(tmp_path / name / 'run') == _FRAMES
+  flags = {'mode': 'test', 'test_num_episodes': 2}
+  with start('gone', cases['gone'], 'test', **flags) as played:
+    assert played.finish() == 0, played.err
+  assert played.error_lines() == []
+  assert (tmp_path / 'gone' / 'run' / 'test.json').exists()
 
 
 @pytest.mark.parametrize(

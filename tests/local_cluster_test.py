@@ -50,6 +50,22 @@ def test_says_who_has_failed_and_why(tmp_path):
   assert 'Traceback' not in result.stderr
 
 
+def test_ends_all_even_if_nobody_reads_of_a_failure(tmp_path):
+  command = [sys.executable, 'local_cluster.py', '--num_actors=1']
+  script = 'set -o pipefail; "$0" "$@" 2>&1 | true'
+  with program.Program(
+    tmp_path / 'program',
+    command=[
+      *('bash', '-c', script, *command),
+      *(f'--output_dir={tmp_path}', '--'),
+    ],
+    # Only the learner finds fault with it.
+    logdir=pathlib.Path(__file__) / 'x',
+    level_name=program.COUNT.format(3),
+  ) as failed:
+    assert failed.finish() == 1
+
+
 @pytest.mark.parametrize(
   ('argument', 'message'),
   [

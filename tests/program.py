@@ -49,6 +49,9 @@ class Program:
     name, value = self._token.split('=')
     environ = {name: value, 'TMPDIR': str(self._temporary)}
     environ |= variables or {}
+    # Where these are set, they hide what users would see.
+    hiding = ('PYTHONDONTWRITEBYTECODE', 'PYTHONUNBUFFERED')
+    inherited = {k: v for k, v in os.environ.items() if k not in hiding}
     with (
       open(self._folder / 'out', 'w') as out,
       open(self._folder / 'err', 'w') as err,
@@ -61,7 +64,7 @@ class Program:
         cwd=cwd,
         stdout=out,
         stderr=err,
-        env=os.environ | environ,
+        env=inherited | environ,
         start_new_session=True,
       )
 
