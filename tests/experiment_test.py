@@ -269,33 +269,6 @@ def test_a_run_does_not_need_a_reader(tmp_path):
   assert (tmp_path / 'gone' / 'run' / 'test.json').exists()
 
 
-@pytest.mark.parametrize(
-  ('where', 'level', 'code'),
-  [
-    ('2> /dev/full', 'gym:CartPoel-v1', 1),
-    ('> /dev/full 2>&1', 'gym:CartPoel-v1', 1),
-    ('>&- 2>&-', 'gym:CartPoel-v1', 1),
-    ('2>&1 | head -c 1', COUNT.format(3), 0),
-    ('>&- 2>&-', COUNT.format(3), 0),
-  ],
-)
-def test_the_exit_code_does_not_depend_on_the_output(
-  tmp_path, where, level, code
-):
-  """Python itself would end with 120 where the last write fails."""
-  with Program(
-    tmp_path / 'program',
-    command=[
-      *('bash', '-c', f'set -o pipefail; "$0" "$@" {where}'),
-      *program.COMMAND,
-    ],
-    level_name=level,
-    logdir=tmp_path / 'run',
-    total_environment_frames=200,
-  ) as run:
-    assert run.finish() == code
-
-
 def test_failures_end_the_run_and_name_their_place(tmp_path):
   settings = {
     # One environment, and a queue smaller than the batch.
