@@ -164,7 +164,11 @@ def _literal(directory: pathlib.Path) -> Iterator[pathlib.Path]:
   if not _MISREAD_CHARACTERS.search(str(directory)):
     yield directory
     return
-  with tempfile.TemporaryDirectory() as scratch:
+  # The place that TMPDIR names may be misread as well.
+  is_misread = _MISREAD_CHARACTERS.search(tempfile.gettempdir())
+  with tempfile.TemporaryDirectory(
+    dir='/tmp' if is_misread else None
+  ) as scratch:
     alias = pathlib.Path(scratch) / 'checkpoints'
     alias.symlink_to(directory.absolute())
     yield alias

@@ -3,6 +3,7 @@
 import pathlib
 import resource
 import shutil
+import tempfile
 
 import numpy as np
 import pytest
@@ -107,8 +108,9 @@ def test_does_not_write_the_newest_again(tmp_path):
 @pytest.mark.parametrize(
   'name', ['a[1]', 'b*', 'c?', 'd\\e', 'f g', 'ü', '[!x]', 'not UTF-8: \udce9']
 )
-def test_a_folder_may_have_any_name(tmp_path, name):
+def test_a_folder_may_have_any_name(tmp_path, name, monkeypatch):
   """TensorFlow would take some of them for patterns, and find nothing."""
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / name))  # TMPDIR.
   (tmp_path / 'c1').mkdir()  # What the pattern would fit.
   run = Run(tmp_path / name)
   assert all(run.save(value) for value in (1, 2))

@@ -43,7 +43,7 @@ def test_says_who_has_failed_and_why(tmp_path):
   )
   assert result.returncode == 1
   lines = result.stderr.splitlines()
-  path = tmp_path / 'learner0.txt'
+  path = re.escape(str(tmp_path / 'learner0.txt'))
   assert re.match(
     rf'learner0 has failed: Error: .*tests\.nowhere.* \({path}\)', lines[0]
   ), result.stderr

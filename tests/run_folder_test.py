@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import sys
 
 import numpy as np
@@ -47,7 +48,8 @@ def _check(logdir, settings, allow_changes):
 def test_a_folder_belongs_to_one_training_at_a_time(tmp_path):
   with run_folder.claim_folder(str(tmp_path)):
     with pytest.raises(
-      run_folder.RunFolderError, match=f'another training .*{tmp_path}'
+      run_folder.RunFolderError,
+      match=f'another training .*{re.escape(str(tmp_path))}',
     ):
       run_folder.claim_folder(str(tmp_path))
   run_folder.claim_folder(str(tmp_path)).close()
