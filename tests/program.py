@@ -95,7 +95,7 @@ class Program:
         continue  # It has just ended, or is another user's.
     return found
 
-  def wait_until(self, condition, timeout_secs=60.0):
+  def wait_until(self, condition, timeout_secs=240.0):
     """Waits until `condition()` is true."""
     end = time.monotonic() + timeout_secs
     while not condition():
@@ -113,7 +113,7 @@ class Program:
     mask = int(re.search(r'^SigCgt:\s*(\w+)', status, re.M)[1], 16)
     return bool(mask >> (signum - 1) & 1)
 
-  def finish(self, timeout_secs=60.0):
+  def finish(self, timeout_secs=240.0):
     """Waits for its end and checks that nothing is left of it.
 
     Returns:
