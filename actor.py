@@ -1,8 +1,8 @@
-"""Acts: many environments, one batched policy, unrolls out.
+"""Acts in many environments with one batched policy, and enqueues unrolls.
 
 An actor steps whichever of its environments are ready, as one batch: none
 waits for another that renders slowly or restarts. Each environment has its own
-recurrent state and its own unroll under way.
+recurrent state and its own unroll in progress.
 """
 
 from collections.abc import Callable
@@ -19,18 +19,18 @@ tf1 = tf.compat.v1
 
 
 class PolicyNotFiniteError(errors.UserError, ArithmeticError):
-  """The agent gave a policy that no action can be drawn from."""
+  """No action can be sampled from the agent's policy: it is not finite."""
 
 
 class Policy:
-  """An agent's step on arrays, for whichever environments are ready."""
+  """An agent's step on NumPy arrays, for the environments that are ready."""
 
   def __init__(self, agent: networks.Agent, spec: environments.EnvironmentSpec):
     """Builds the ops in the current graph.
 
     Args:
-      agent: not yet called: its weights are made here.
-      spec: of the environments.
+      agent: must not have been called yet: its weights are made here.
+      spec: the environments' spec.
     """
     self.agent = agent
     self._state = tf.nest.map_structure(
@@ -58,13 +58,15 @@ class Policy:
   def bind(self, session: tf1.Session) -> Callable:
     """Returns `act(last_actions, env_outputs, state)`.
 
-    It is `networks.Agent.step` on arrays, but takes its state flat.
+    It is `networks.Agent.step` on NumPy arrays, but takes the state as a flat
+    list.
     """
     inputs = (self._last_actions, self._env_outputs, self._state)
     step = session.make_callable(
       self._outputs, tf.nest.flatten(inputs), accept_options=True
     )
-    # In the calling thread: handing ops between threads only adds overhead.
+    # Runs in the calling thread: handing small ops to other threads costs more
+    # than it gains.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
 
     def act(last_actions, env_outputs, state):
@@ -80,17 +82,17 @@ def copy_weights(
 ) -> tf.Tensor:
   """Copies the learner's weights to an actor's agent, in one op.
 
-  Acting on the learner's own variables would read them anew at every step, and
-  mix two policies inside one step.
+  An actor that used the learner's own variables would read them at every step,
+  and could mix two policies within one step.
 
   Args:
     mine: the actor's agent.
-    theirs: the learner's.
-    policy_version: int64 [], the learner's count of updates.
+    theirs: the learner's agent.
+    policy_version: int64 [], the learner's number of updates.
 
   Returns:
-    int64 [], the policy version: a lower bound on the number of updates in the
-    copied weights.
+    int64 [], the policy version of the copy. It is a lower bound: the weights
+    may already include a later update.
   """
   version = policy_version.read_value()
   with tf.control_dependencies([version]):
@@ -105,7 +107,7 @@ def copy_weights(
 class Actor:
   """Plays `num_envs` environments and enqueues their unrolls.
 
-  All arrays are indexed by environment first.
+  The first axis of all arrays is the environment.
   """
 
   def __init__(
@@ -116,13 +118,13 @@ class Actor:
     specs: unrolls.ActorOutput,
     unroll_length: int,
   ):
-    """Makes the actor; no environment is stepped yet.
+    """Makes the actor; does not step the environments yet.
 
     Args:
-      envs: what to play.
+      envs: the environments to play.
       level_indices: int32 [num_envs], the level of each environment.
-      policy: acts.
-      specs: `unrolls.unroll_specs`.
+      policy: chooses the actions.
+      specs: the result of `unrolls.unroll_specs`.
       unroll_length: T.
     """
     self._envs = envs
@@ -131,12 +133,13 @@ class Actor:
     self._is_stacked = envs.spec.stack > 1
 
     num_envs = envs.num_envs
-    # The unrolls under way; agent_state is the one before their step 0.
+    # The unrolls in progress; agent_state is the state before their step 0.
     self._unrolls = tf.nest.map_structure(
       lambda s: np.zeros([num_envs, *s.shape], s.dtype.as_numpy_dtype), specs
     )
     self._unrolls.level_index[:] = level_indices
-    # Where each unroll is, and the last output and the state of each agent.
+    # The index of each unroll's next step, and the last output and current
+    # state of each environment's agent.
     self._time = np.zeros([num_envs], np.int64)
     self._agent_outputs = tf.nest.map_structure(
       lambda array: array[:, 0].copy(), self._unrolls.agent_outputs
@@ -150,7 +153,7 @@ class Actor:
     enqueue: Callable[..., None],
     should_stop: Callable[[], bool],
   ) -> None:
-    """Plays until `should_stop` says so.
+    """Plays until `should_stop` returns true.
 
     Args:
       session: holds the policy's weights.
@@ -158,24 +161,24 @@ class Actor:
         version. See `copy_weights`.
       enqueue: sends n unrolls, a flat `ActorOutput` of arrays [n, ...]; waits
         while the queue is full. See `unrolls.make_enqueue`.
-      should_stop: asked once a batched step.
+      should_stop: called before each batched step.
 
     Raises:
       tf.errors.CancelledError: the queue was closed.
       py_process.EnvironmentFailed: see `environments.Environments.recv`.
-      PolicyNotFiniteError: the policy of an observation is not finite.
+      PolicyNotFiniteError: the policy for an observation is not finite.
     """
     act = self._policy.bind(session)
     steps = 0
     while not should_stop():
       ids, env_outputs = self._envs.recv(timeout_secs=1.0)
       if not ids.size:
-        continue  # All are slow: time to look at should_stop again.
+        continue  # None was ready in time: check should_stop again.
       full = self._record(ids, env_outputs)
       if full.size:
         enqueue(*_take(self._unrolls, full))
         self._begin_unrolls(full)
-      # After the queue, at which an actor may have waited.
+      # After the enqueue, which may have waited: the weights are then fresh.
       if steps % self._unroll_length == 0:
         policy_version = refresh()
       steps += 1
@@ -190,7 +193,7 @@ class Actor:
       self._time[ids] += 1
 
   def _check_finite(self, policy_logits, ids, env_outputs):
-    """Refuses a policy of NaN, which would draw actions that do not exist."""
+    """Raises if a policy is not finite: sampling would give invalid actions."""
     finite = np.isfinite(policy_logits).all(axis=-1)
     if finite.all():
       return
@@ -204,7 +207,7 @@ class Actor:
     )
 
   def _record(self, ids, env_outputs):
-    """Writes one step of each of `ids`; returns those whose unroll is full."""
+    """Writes one step for each of `ids`; returns those whose unroll is full."""
     if self._is_stacked:
       observation = env_outputs.observation
       newest = observation._replace(frame=observation.frame[:, -1])
@@ -215,7 +218,7 @@ class Actor:
     return ids[self._time[ids] == self._unroll_length]
 
   def _begin_unrolls(self, ids):
-    """Makes the last step of the unrolls of `ids` step 0 of the next."""
+    """Copies the last step of each unroll of `ids` to step 0 of the next."""
     last = (ids, self._unroll_length)
     for part in (self._unrolls.env_outputs, self._unrolls.agent_outputs):
       _put(part, (ids, 0), _take(part, last))

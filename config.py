@@ -1,16 +1,17 @@
 """Every flag, and the frozen dataclasses made from their values.
 
-A flag is one field below. The field gives the flag's name, type, default and
-help, its bounds, and what its value is tied to:
+Each flag is one field below. The field gives the flag's name, type, default,
+help text and bounds, and three properties:
 
   agreed       learners and actors of one run must have the same value
   may_change   a resumed run may have another value
-  of_run       a test takes the value from the run that it plays
+  of_run       the test mode takes the value from the tested run
 
-Besides, the learners of one run must have the same `UpdateConfig`.
+In addition, the learners of one run must have the same `UpdateConfig`.
 
-A config is made from flags, `from_flags`, or in Python, `make(level_name=...)`.
-Nothing changes one: `Config.replace` and `Config.completed` return new ones.
+A config is made from flags, with `from_flags`, or in Python, with
+`make(level_name=...)`. Configs are immutable: `Config.replace` and
+`Config.completed` return new ones.
 """
 
 from collections.abc import Mapping
@@ -58,21 +59,21 @@ _TYPES = {
 
 
 def _find_type(field: dataclasses.Field) -> type:
-  """Returns a key of `_TYPES`: the type of a flag's values but None."""
+  """Returns a key of `_TYPES`: the type of a flag's values other than None."""
   if field.default is None:
     return typing.get_args(field.type)[0]
   return type(field.default)
 
 
 class _Section:
-  """The fields of one topic, checked against their descriptions."""
+  """The settings of one topic, checked against their flags' bounds."""
 
   def __post_init__(self):
     """Checks each field.
 
     Raises:
-      errors.SettingError: it names the first flag that does not fit, and what
-        would be right.
+      errors.SettingError: a value is invalid. The message names the first such
+        flag, and what its value must be.
     """
     for field in dataclasses.fields(self):
       value = getattr(self, field.name)
@@ -84,7 +85,7 @@ class _Section:
 
 
 def _find_problem(field: dataclasses.Field, value: Any) -> str | None:
-  """Returns what a value should have been, None if it fits."""
+  """Returns what the value must be, or None if it is valid."""
   types, expected = _TYPES[_find_type(field)]
   low, high = field.metadata['low'], field.metadata['high']
   choices = field.metadata['choices']
@@ -101,16 +102,19 @@ def _find_problem(field: dataclasses.Field, value: Any) -> str | None:
 
 @dataclasses.dataclass(frozen=True)
 class RunConfig(_Section):
-  """What to do, where to keep it, what to say of it."""
+  """What to run, where to save it, and how often to report."""
 
   mode: str = _flag(
-    'train', 'Train, or play.', choices=('train', 'test'), may_change=True
+    'train',
+    'Train or test an agent.',
+    choices=('train', 'test'),
+    may_change=True,
   )
   logdir: str | None = _flag(
-    None, 'The run folder. If not given, runs/<level_name>.', may_change=True
+    None, 'The run folder. Defaults to runs/<level_name>.', may_change=True
   )
   seed: int = _flag(
-    1, 'Seed of environments, weights and actions.', low=0, agreed=True
+    1, 'Seed for environments, weights and actions.', low=0, agreed=True
   )
   save_checkpoint_secs: int = _flag(
     300, 'Seconds between saves.', low=0, may_change=True
@@ -119,7 +123,7 @@ class RunConfig(_Section):
     10.0, 'Seconds between progress lines.', low=0, may_change=True
   )
   allow_changed_settings: bool = _flag(
-    False, 'Go on with a run whose settings were different.', may_change=True
+    False, 'Resume a run even if its settings were different.', may_change=True
   )
   test_num_episodes: int = _flag(
     10, 'With --mode=test: full episodes per level.', low=1, may_change=True
@@ -141,10 +145,11 @@ class EnvironmentConfig(_Section):
     'of one kind, separated by commas.',
     of_run=True,
   )
-  envs_per_actor: int = _flag(16, 'Environments of each actor.', low=1)
+  envs_per_actor: int = _flag(16, 'Environments per actor.', low=1)
   full_action_set: bool = _flag(
     False,
-    "Atari: all 18 actions, not the game's own. Several games always take all.",
+    "Atari: use all 18 actions, not the game's own. Runs with several games "
+    'always do.',
     agreed=True,
     of_run=True,
   )
@@ -160,7 +165,7 @@ class EnvironmentConfig(_Section):
   height: int = _flag(72, 'DeepMind Lab: frame height, pixels.', of_run=True)
   renderer: str = _flag(
     'software',
-    'DeepMind Lab: what draws; hardware needs a GPU and OpenGL.',
+    'DeepMind Lab: the renderer; hardware needs a GPU and OpenGL.',
     choices=('software', 'hardware'),
     may_change=True,
   )
@@ -171,7 +176,7 @@ class EnvironmentConfig(_Section):
   )
   level_cache_dir: str | None = _flag(
     None,
-    'DeepMind Lab: a folder for compiled maps, which many processes may share.',
+    'DeepMind Lab: a folder for compiled maps; processes may share it.',
     may_change=True,
   )
 
@@ -182,18 +187,18 @@ class AgentConfig(_Section):
 
   agent: str | None = _flag(
     None,
-    'The network. If not given, shallow for images, deep where they have fewer '
-    'than 20 pixels a side, vector for what is no image.',
+    'The network. Defaults to shallow for images, deep for images of fewer '
+    'than 20 pixels a side, and vector for other observations.',
     choices=TORSOS,
     agreed=True,
     of_run=True,
   )
   use_lstm: bool = _flag(
-    False, 'Whether the agent has a memory.', agreed=True, of_run=True
+    False, 'Whether the agent has an LSTM.', agreed=True, of_run=True
   )
   popart: bool = _flag(
     False,
-    'PopArt: values normalised by level. Goes with --reward_clipping=none.',
+    'PopArt: normalises values per level. Use with --reward_clipping=none.',
     agreed=True,
     of_run=True,
   )
@@ -201,7 +206,7 @@ class AgentConfig(_Section):
 
 @dataclasses.dataclass(frozen=True)
 class UpdateConfig(_Section):
-  """What the update depends on (paper, tables D.1, D.3 and G.1)."""
+  """The settings of the update (paper, tables D.1, D.3 and G.1)."""
 
   total_environment_frames: int = _flag(
     30_000_000,
@@ -215,8 +220,8 @@ class UpdateConfig(_Section):
   )
   queue_capacity: int | None = _flag(
     None,
-    'Unrolls that may wait for the learner: bounds the policy lag. If not '
-    'given, one batch.',
+    'The most unrolls that wait for the learner: bounds the policy lag. '
+    'Defaults to one batch.',
     low=1,
     agreed=True,
     may_change=True,
@@ -226,15 +231,17 @@ class UpdateConfig(_Section):
   discounting: float = _flag(0.99, 'Discounting factor, gamma.', low=0, high=1)
   reward_clipping: str = _flag(
     'abs_one',
-    'Reward clipping for learning; logged returns are never clipped.',
+    'How to clip rewards for learning; logged returns are never clipped.',
     choices=REWARD_CLIPPINGS,
   )
-  learning_rate: float = _flag(0.0004, 'Learning rate; decays to 0.', low=0)
+  learning_rate: float = _flag(
+    0.0004, 'Initial learning rate; decays to 0.', low=0
+  )
   decay: float = _flag(0.99, 'RMSProp decay.', low=0, high=1)
   momentum: float = _flag(0.0, 'RMSProp momentum.', low=0, high=1)
   epsilon: float = _flag(0.00001, 'RMSProp epsilon, inside the root.', low=0)
   max_gradient_norm: float = _flag(
-    40.0, 'Clips the global norm of the gradient; 0: off.', low=0
+    40.0, 'Clips the global norm of the gradient; 0 turns it off.', low=0
   )
 
 
@@ -244,27 +251,29 @@ class ClusterConfig(_Section):
 
   job_name: str = _flag(
     'local',
-    'What this process does: all (local), learn, or act. See '
-    'docs/many_machines.md.',
+    'What this process does: learn and act (local), only learn, or only act. '
+    'See docs/many_machines.md.',
     choices=JOB_NAMES,
     may_change=True,
   )
   task: int = _flag(
-    0, 'Its number among the learners or actors.', low=0, may_change=True
+    0, 'The index of this learner or actor, from 0.', low=0, may_change=True
   )
   learner_hosts: tuple[str, ...] = _flag(
-    (), 'host:port of each learner, the same everywhere.', may_change=True
+    (),
+    'host:port of each learner; the same list in all processes.',
+    may_change=True,
   )
   num_actors: int = _flag(
     2,
-    'Actors, of all machines; locally they act as one batch.',
+    'Actors on all machines together; in local training they are one batch.',
     low=1,
     agreed=True,
   )
   connect_timeout_secs: int = _flag(
     300,
-    'Seconds that an actor does without its learner, or a learner waits for '
-    'the others in an update, before it ends.',
+    'Seconds before an actor ends because its learner is away, or a learner '
+    'ends because the others do not join an update.',
     low=1,
     may_change=True,
   )
@@ -272,7 +281,7 @@ class ClusterConfig(_Section):
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """All settings of one process, by what they are about."""
+  """All settings of one process, by topic."""
 
   run: RunConfig = RunConfig()
   envs: EnvironmentConfig = EnvironmentConfig()
@@ -281,17 +290,17 @@ class Config:
   cluster: ClusterConfig = ClusterConfig()
 
   def values(self) -> dict[str, Any]:
-    """Returns all settings by their flags' names."""
+    """Returns all settings by flag name."""
     return {
       field.name: getattr(getattr(self, section), field.name)
       for section, field in _fields().values()
     }
 
   def replace(self, **values: Any) -> 'Config':
-    """Returns a config with other values, by their flags' names.
+    """Returns a config with other values, by flag name.
 
     Raises:
-      errors.SettingError: a name is unknown, or a value does not fit.
+      errors.SettingError: a name is unknown, or a value is invalid.
     """
     changes = {}
     for name, value in values.items():
@@ -309,14 +318,14 @@ class Config:
     )
 
   def completed(self, num_levels: int, default_torso: str) -> 'Config':
-    """Decides what is left open and depends on the environments.
+    """Returns a config in which the settings left open have values.
 
     Args:
-      num_levels: of the run.
-      default_torso: the network for its observations.
+      num_levels: the number of levels of the run.
+      default_torso: the default network for the run's observations.
     """
     return self.replace(
-      # A test plays the games one by one.
+      # Set here, since the test mode may play the games one by one.
       full_action_set=self.envs.full_action_set or num_levels > 1,
       agent=self.agent.agent or default_torso,
       queue_capacity=self.update.queue_capacity or self.update.batch_size,
@@ -324,12 +333,12 @@ class Config:
 
   @property
   def num_envs(self) -> int:
-    """Environments of all actors."""
+    """The number of environments of all actors."""
     return self.cluster.num_actors * self.envs.envs_per_actor
 
 
 def make(**values: Any) -> Config:
-  """Returns a config of values by their flags' names; the rest by default.
+  """Returns a config from values by flag name; the others are defaults.
 
   Raises:
     errors.SettingError: see `Config.replace`.
@@ -343,7 +352,7 @@ def make(**values: Any) -> Config:
 
 
 def names(**metadata: Any) -> list[str]:
-  """Returns the flags that say so, e.g. `names(may_change=True)`."""
+  """Returns the flags with these properties, e.g. `names(may_change=True)`."""
   return [
     name
     for name, (_, field) in _fields().items()
@@ -353,7 +362,7 @@ def names(**metadata: Any) -> list[str]:
 
 @functools.cache
 def _fields() -> dict[str, tuple[str, dataclasses.Field]]:
-  """Returns the section and the field of each flag, by its name."""
+  """Returns the section and the field of each flag, by flag name."""
   return {
     field.name: (section.name, field)
     for section in dataclasses.fields(Config)
@@ -362,7 +371,7 @@ def _fields() -> dict[str, tuple[str, dataclasses.Field]]:
 
 
 def define_flags() -> None:
-  """Defines a flag for each field; only a program calls it, once."""
+  """Defines a flag for each field; only the main program calls it, once."""
   define = {
     bool: flags.DEFINE_boolean,
     float: flags.DEFINE_float,
@@ -390,10 +399,10 @@ def from_flags(defaults: Mapping[str, Any] | None = None) -> Config:
   """Returns the config that the command line asks for.
 
   Args:
-    defaults: values for flags that it leaves open, by name.
+    defaults: values by name, for flags that the command line does not give.
 
   Raises:
-    errors.SettingError: a value does not fit.
+    errors.SettingError: a value is invalid.
   """
   given = {name: FLAGS[name].value for name in _fields() if is_given(name)}
   if 'learner_hosts' in given:

@@ -1,14 +1,14 @@
-"""Trains an IMPALA agent, or plays a trained one.
+"""Trains an IMPALA agent, or tests a trained one.
 
-  python experiment.py                        trains Pong
-  python experiment.py --mode=test            plays what was trained
-  python experiment.py --job_name=learner     trains, with actors elsewhere
-  python experiment.py --job_name=actor       is one of them
+  python experiment.py                        trains on Pong
+  python experiment.py --mode=test            tests the trained agent
+  python experiment.py --job_name=learner     trains, with remote actors
+  python experiment.py --job_name=actor       runs one of these actors
   python experiment.py --helpshort            lists the flags
 
 This file turns flags into a config, and the config into one job. The algorithm
-is in `actor.py`, `learner.py` and `vtrace.py`, the agent in `networks.py`;
-`training.py` wires them.
+is in `actor.py`, `learner.py` and `vtrace.py`, and the agent is in
+`networks.py`. `training.py` wires them together.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ import sys
 from absl import app
 from absl import flags
 
-# Both have to be set before TensorFlow is imported. On many processors
-# TensorFlow leaves oneDNN out unless told so: it is 2 to 3 times faster.
+# Both must be set before TensorFlow is imported. On many processors, TensorFlow
+# does not use oneDNN by default, although it is 2 to 3 times faster.
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
@@ -41,16 +41,16 @@ flags.adopt_module_key_flags(config_lib)
 
 
 def read_config() -> config_lib.Config:
-  """Builds the config from the command line.
+  """Reads the config from the command line.
 
-  Flags not given there come from TF_CONFIG or, with --mode=test, from the
-  settings of the run being tested.
+  Flags that are not given there come from TF_CONFIG, or, in the test mode, from
+  the settings of the tested run.
   """
   config = config_lib.from_flags()
   if config.run.mode == 'test':
     settings = run_folder.read_settings(config.run.logdir)
     names = config_lib.names(of_run=True)
-    # A run may be older than a flag.
+    # A flag may have been added since the run was started.
     return config_lib.from_flags(
       {name: settings[name] for name in names if name in settings}
       | {'logdir': config.run.logdir}
@@ -61,15 +61,15 @@ def read_config() -> config_lib.Config:
 
 
 def train(config: config_lib.Config) -> None:
-  """Trains until the frames are spent, or a signal ends it."""
+  """Trains until the frame budget is spent or a signal ends it."""
   level_names = levels.parse(config.envs.level_name, training=True)
-  # Whatever the job: the flags of a cluster must fit together.
+  # Made for every job, since it checks that the cluster's flags are consistent.
   cluster = membership.from_config(config.cluster)
   if cluster.job_name == 'actor':
     with training_lib.RemoteActor(config, level_names) as actor:
       actor.run()
     return
-  is_first = cluster.task == 0  # Others write nothing.
+  is_first = cluster.task == 0  # Only the first learner writes files.
   claim = contextlib.nullcontext()
   if is_first:
     claim = run_folder.claim_folder(config.run.logdir)
@@ -82,7 +82,7 @@ def train(config: config_lib.Config) -> None:
 
 
 def main(argv):
-  """Runs the job; what a user can mend ends in one line, not a traceback."""
+  """Runs the job; errors that a user can fix end in one line, no traceback."""
   tf.get_logger().setLevel('ERROR')
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
@@ -92,7 +92,7 @@ def main(argv):
   except (errors.UserError, OSError) as error:
     sys.exit(f'Error: {error}')
   except KeyboardInterrupt:
-    sys.exit('Interrupted.')  # Before or after the training proper.
+    sys.exit('Interrupted.')  # Training itself handles Ctrl-C.
 
 
 if __name__ == '__main__':

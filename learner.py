@@ -1,4 +1,4 @@
-"""Learns: dequeues unrolls, corrects for their lag, updates the weights.
+"""Learns: dequeues unrolls, corrects for policy lag, updates the weights.
 
 The data flow is that of the paper's figure 1: `FIFOQueue` -> `dequeue_many` ->
 time-major -> `StagingArea` (the next batch moves while this one trains) ->
@@ -24,13 +24,14 @@ tf1 = tf.compat.v1
 
 
 class UpdateResult(NamedTuple):
-  """What one update of n learners reports, as fetched.
+  """What one update of n learners reports.
 
   Attributes:
-    num_environment_frames: int64 [], trained on after this update.
+    num_environment_frames: int64 [], frames trained on, including this update.
     scalars: name -> float32 [], see `compute_loss` and `Learner`.
-    level_index: int32 [n * B], which level each unroll was played on.
-    info: `environments.StepOutputInfo`, `[T + 1, n * B]`: what ended, how.
+    level_index: int32 [n * B], the level of each unroll.
+    info: `environments.StepOutputInfo`, `[T + 1, n * B]`: which episodes ended,
+      with their returns and lengths.
   """
 
   num_environment_frames: tf.Tensor
@@ -40,13 +41,13 @@ class UpdateResult(NamedTuple):
 
 
 def clip_rewards(rewards: tf.Tensor, reward_clipping: str) -> tf.Tensor:
-  """Clips rewards, for learning only: what is logged stays unclipped.
+  """Clips rewards, for learning only: logged returns stay unclipped.
 
   Args:
     rewards: float32 [T, B].
     reward_clipping: `abs_one`, the interval [-1, 1] (table G.1);
       `soft_asymmetric`, the released code's 5 * tanh(r / 5), times 0.3 if
-      negative (the paper's figure D.1 draws another curve); or `none`.
+      negative (the paper's figure D.1 shows a different curve); or `none`.
 
   Returns:
     float32 [T, B].
@@ -63,7 +64,7 @@ def clip_rewards(rewards: tf.Tensor, reward_clipping: str) -> tf.Tensor:
 
 
 def compute_baseline_loss(advantages: tf.Tensor) -> tf.Tensor:
-  """Computes half the summed squares of `vs - baseline` (section 4.2).
+  """Computes half the sum of squares of `vs - baseline` (section 4.2).
 
   Args:
     advantages: float32 [T, B].
@@ -81,8 +82,7 @@ def compute_entropy_loss(logits: tf.Tensor) -> tf.Tensor:
     logits: float32 [T, B, A], the target policy.
 
   Returns:
-    A float32 scalar; minimising it keeps the policy from becoming
-    deterministic too early.
+    A float32 scalar; minimising it keeps the policy from converging too early.
   """
   log_policy = tf.nn.log_softmax(logits)
   return tf.reduce_sum(tf.exp(log_policy) * log_policy)
@@ -93,8 +93,8 @@ def compute_policy_gradient_loss(
 ) -> tf.Tensor:
   """Computes the policy-gradient loss (paper, section 4.2).
 
-  Summed over time and batch, not averaged: the paper's learning rates assume
-  this.
+  It is summed over time and batch, not averaged: the paper's learning rates
+  depend on this.
 
   Args:
     logits: float32 [T, B, A], the target policy pi.
@@ -117,10 +117,11 @@ def compute_learning_rate(
 
   Args:
     num_environment_frames: int64 scalar.
-    hyperparameters: gives start and length.
+    hyperparameters: gives the initial learning rate and the number of frames.
 
   Returns:
-    A float32 scalar. Computed in float64: float32 cannot count frames.
+    A float32 scalar. It is computed in float64, since float32 cannot represent
+    large frame counts exactly.
   """
   total = hyperparameters.total_environment_frames
   left = tf.cast(tf.maximum(total - num_environment_frames, 0), tf.float64)
@@ -128,7 +129,7 @@ def compute_learning_rate(
 
 
 class Targets(NamedTuple):
-  """What an update learns from one batch; see `compute_targets`.
+  """The learning targets of one batch; see `compute_targets`.
 
   Attributes:
     vs: float32 [T, B], V-trace targets for the baseline.
@@ -159,7 +160,8 @@ def compute_targets(
     agent: the target policy.
     batch: time-major, `[T + 1, B, ...]`, with frames as the agent sees them.
     hyperparameters: discounting and reward clipping.
-    statistics: of the levels, with PopArt: the agent's baseline is normalised.
+    statistics: with PopArt, the levels' statistics: the agent's baseline is
+      then normalised.
 
   Returns:
     The targets. Gradients flow into `values` and `target_policy_logits`.
@@ -169,9 +171,9 @@ def compute_targets(
   )
   if statistics is not None:
     baseline = popart.unnormalise(baseline, batch.level_index, statistics)
-  # See "Time" in the README: the learner's last output only bootstraps, and
-  # the actor's first belongs to the unroll before. After this, index t pairs
-  # pi, mu, the action and the reward it led to, all of x[t].
+  # See "Time" in the README: the learner's last output is only the bootstrap,
+  # and the actor's first output belongs to the previous unroll. From here on,
+  # index t pairs pi and mu at x[t], the action, and the reward it led to.
   bootstrap_value = baseline[-1]
   target_policy_logits, values = logits[:-1], baseline[:-1]
   behaviour = tf.nest.map_structure(lambda t: t[1:], batch.agent_outputs)
@@ -206,10 +208,10 @@ def compute_loss(
   """Computes the loss of one batch (paper, section 4.2).
 
   Args:
-    targets: of the batch.
+    targets: the targets of the batch.
     hyperparameters: the costs of the losses.
-    scale: float32 [B], with PopArt the scale of each column's level, by which
-      advantages and errors are divided.
+    scale: float32 [B], with PopArt the scale of each unroll's level.
+      Advantages and errors are divided by it.
 
   Returns:
     The loss, a float32 scalar, and scalars to report, by name.
@@ -219,7 +221,7 @@ def compute_loss(
     targets.actions,
     targets.pg_advantages / scale,
   )
-  # Of normalised targets and values: the mean cancels out.
+  # The error of normalised values: the mean cancels out.
   baseline_loss = compute_baseline_loss((targets.vs - targets.values) / scale)
   entropy_loss = compute_entropy_loss(targets.target_policy_logits)
   total = (
@@ -242,10 +244,10 @@ def compute_loss(
 
 
 def find_non_finite(error: tf.errors.OpError) -> str | None:
-  """Returns 'loss' or 'gradient', whichever was not finite in a failed update.
+  """Returns 'loss' or 'gradient' if that was not finite, else None.
 
   Args:
-    error: what `Learner.run` raised; None is returned for any other reason.
+    error: the error that `Learner.run` raised.
   """
   match = re.search(r'the (loss|gradient) : Tensor had ', error.message)
   return match and match[1]
@@ -256,11 +258,11 @@ class Learner:
 
   Attributes:
     agent: holds the weights that actors copy.
-    broadcast_weights: op, to be run once by several learners: all get the
-      variables of the first.
+    broadcast_weights: op that sets the variables of all learners to those of
+      the first; several learners run it once, before the first update.
     num_environment_frames: int64 variable, frames trained on.
-    num_updates: int64 variable.
-    variables: all that a checkpoint must hold.
+    num_updates: int64 variable, the policy version.
+    variables: all variables that a checkpoint must hold.
   """
 
   def __init__(
@@ -275,11 +277,11 @@ class Learner:
     """Builds the ops.
 
     Args:
-      agent: to be trained.
-      queue: holds unrolls, flattened `unrolls.ActorOutput`s.
-      specs: the shape and dtype of one unroll.
-      frames_per_step: environment frames of one agent step.
-      hyperparameters: of the update.
+      agent: the agent to train.
+      queue: holds unrolls, as flattened `unrolls.ActorOutput`s.
+      specs: the shapes and dtypes of one unroll.
+      frames_per_step: environment frames per agent step.
+      hyperparameters: the settings of the update.
       group: the learners that update together.
     """
     self.agent = agent
@@ -300,13 +302,13 @@ class Learner:
     targets = compute_targets(agent, batch, hyperparameters, before)
     scale = 1.0
     if self._popart:
-      # The targets of all learners count alike.
+      # All learners update the statistics from the targets of all of them.
       shared = group.all_gather([targets.vs, batch.level_index])
       statistics = popart.update_statistics(before, *shared)
       scale = tf.gather(statistics.scale, batch.level_index)
     loss, scalars = compute_loss(targets, hyperparameters, scale)
-    # After a restart, older unrolls may carry a policy version newer than the
-    # restored counter.
+    # After a restart, older unrolls may have a version that is ahead of the
+    # restored checkpoint's.
     lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
@@ -322,7 +324,10 @@ class Learner:
     )
 
   def _build_update(self, loss, frames_per_step, statistics):
-    """Returns the update op and its scalars; nothing moves if not finite."""
+    """Returns the update op and its scalars.
+
+    If the loss or the gradient is not finite, the op changes nothing.
+    """
     hyperparameters = self._hyperparameters
     check_numerics = tf.debugging.check_numerics
     weights = self.agent.trainable_variables
@@ -337,16 +342,15 @@ class Learner:
     learning_rate = compute_learning_rate(
       self.num_environment_frames, hyperparameters
     )
-    # Not Keras's or Sonnet's: this one starts the accumulator at 1 and puts
-    # epsilon inside the square root, as the original does. Its hyperparameters
-    # assume both.
+    # Not Keras's or Sonnet's RMSProp: here the accumulator starts at 1 and
+    # epsilon is inside the root, as the original's settings require.
     optimizer = tf1.train.RMSPropOptimizer(
       learning_rate,
       hyperparameters.decay,
       hyperparameters.momentum,
       hyperparameters.epsilon,
     )
-    # One after the other: where both fail, the loss says more.
+    # In this order: if both are not finite, the error names the loss.
     with tf.control_dependencies([check_numerics(loss, 'the loss')]):
       ready = [check_numerics(norm, 'the gradient'), learning_rate]
     if self._popart:
@@ -376,17 +380,17 @@ class Learner:
     on_update: Callable[[UpdateResult], None],
     should_stop: Callable[[], bool],
   ) -> None:
-    """Trains until the frames are spent or `should_stop` says so.
+    """Trains until the frame budget is spent or `should_stop` returns true.
 
     Args:
       session: holds the variables, initialised or restored.
-      on_update: called after each update with its values.
-      should_stop: asked before each update.
+      on_update: called after each update, with its result.
+      should_stop: called before each update.
 
     Raises:
-      tf.errors.InvalidArgumentError: among others, the loss or the gradient is
-        not finite (see `find_non_finite`); weights and counters are as before
-        the update.
+      tf.errors.InvalidArgumentError: for example, the loss or the gradient is
+        not finite (see `find_non_finite`); weights and counters are then as
+        before the update.
       tf.errors.OpError: the queue was closed.
     """
     total = self._hyperparameters.total_environment_frames
@@ -394,7 +398,8 @@ class Learner:
     if frames >= total or should_stop():
       return
     session.run(self._stage)
-    # In the calling thread: handing ops between threads only adds overhead.
+    # Runs in the calling thread: handing ops to other threads costs more than
+    # it gains.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     step = session.make_callable(
       (self._result, self._stage_next), accept_options=True

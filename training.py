@@ -1,12 +1,11 @@
-"""The three roles of a process, wired side by side: who acts and who learns.
-
-  LocalTraining    an actor and the learner, two threads of one process
+"""Wires the actors and the learner of a process, in one of three ways.
+  LocalTraining    an actor and the learner, in two threads of one process
   ClusterLearner   a learner whose actors are in other processes
   RemoteActor      an actor whose learner is in another process
 
-Each is a context: entering it makes environments, graph and session, leaving it
-closes them. All have `start`, `close_queue`, `linger` and `explain`.
-`runtime.loop` runs the first two, `RemoteActor.run` the third.
+Each is a context manager: entering it makes environments, graph and session;
+leaving it closes them. All have `start`, `close_queue` and `explain`.
+`runtime.loop` runs the first two; `RemoteActor.run` runs the third.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,22 +33,22 @@ import unrolls
 
 tf1 = tf.compat.v1
 
-# Seconds between polls of the learner.
+# The interval at which an actor polls its learner.
 _POLL_SECS = 2.0
-# How long to wait for a thread to end: one that waits for a lost learner never
-# does.
+# How long to wait for a thread to end. One that waits for a lost learner does
+# not end.
 _END_SECS = 5.0
 
 
 class LocalTraining:
-  """An actor and the learner, two threads of this process; opens no port.
+  """An actor and the learner, in two threads of this process; opens no port.
 
   Attributes:
     config: completed for the environments.
-    level_names: of the run, by level index.
-    spec: of the environments.
-    about: what is worth knowing of environments and actors, by name.
-    session: holds the weights, initialised, and the queue.
+    level_names: the levels of the run, by level index.
+    spec: the environments' spec.
+    about: facts about environments and actors for the startup block, by name.
+    session: holds the initialised weights and the queue.
     learner: the update.
   """
 
@@ -106,7 +105,7 @@ class LocalTraining:
     threads: threads_lib.Threads,
     on_update: Callable[[learner_lib.UpdateResult], None],
   ) -> None:
-    """Starts to act and to learn, in `threads`."""
+    """Starts acting and learning, in `threads`."""
     threads.start(
       lambda: self._actor.run(
         self.session, self._refresh, self._enqueue, threads.should_stop
@@ -117,21 +116,21 @@ class LocalTraining:
     )
 
   def describe_actors(self) -> str:
-    """Says how many of the actors elsewhere play: there are none."""
+    """Returns nothing: there are no remote actors."""
     return ''
 
   def linger(self) -> None:
-    """Lets actors elsewhere leave: there are none."""
+    """Does nothing: there are no remote actors."""
 
   def explain(self, failure: Exception) -> Exception:
-    """Returns what to raise where a thread has ended with `failure`."""
+    """Returns the error to raise after a thread ended with `failure`."""
     return failure
 
 
 class ClusterLearner:
-  """A learner whose actors are in other processes, maybe one of several.
+  """A learner, perhaps one of several, whose actors are in other processes.
 
-  Attributes: see `LocalTraining`.
+  Its attributes are those of `LocalTraining`.
   """
 
   def __init__(self, config: config_lib.Config, level_names: Sequence[str]):
@@ -195,7 +194,7 @@ class ClusterLearner:
     threads: threads_lib.Threads,
     on_update: Callable[[learner_lib.UpdateResult], None],
   ) -> None:
-    """Lets actors join, and starts to learn, in `threads`."""
+    """Lets actors join, and starts learning in `threads`."""
     self._registry.open(self.session, self._agreed)
     threads.start(lambda: self._learn(on_update, threads.should_stop))
 
@@ -215,7 +214,7 @@ class ClusterLearner:
       )
 
   def describe_actors(self) -> str:
-    """Says how many of this learner's actors play."""
+    """Returns how many of this learner's actors are playing."""
     cluster = self._cluster
     own = range(cluster.task, cluster.num_actors, len(cluster.learner_hosts))
     num_playing = self.session.run(self._registry.num_playing)
@@ -226,23 +225,23 @@ class ClusterLearner:
     return frames >= self.config.update.total_environment_frames
 
   def close_queue(self) -> None:
-    """Wakes whoever waits at the queue, and says whether the run is over."""
+    """Wakes threads that wait at the queue; tells actors if the run is over."""
     if self._is_over():
       self._registry.end(self.session)
     self._close_queue()
 
   def linger(self) -> None:
-    """Lets actors leave, if the run is over."""
+    """Waits for actors to leave, if the run is over."""
     if self._is_over():
       self._registry.linger(self.session)
 
   def explain(self, failure: Exception) -> Exception:
-    """Returns what to raise where a thread has ended with `failure`."""
+    """Returns the error to raise after a thread ended with `failure`."""
     return learners.explain_failure(failure, self._cluster, self._timeout_secs)
 
 
 class RemoteActor:
-  """An actor whose learner is in another process, and may go and come back."""
+  """An actor whose learner is in another process, and may restart."""
 
   def __init__(self, config: config_lib.Config, level_names: Sequence[str]):
     """Takes what to play; builds nothing yet."""
@@ -274,7 +273,7 @@ class RemoteActor:
     return self._stack.__exit__(*error)
 
   def _build(self, envs):
-    # Each actor draws actions of its own.
+    # Each actor samples its own actions.
     seed = np.random.SeedSequence([self.config.run.seed, self._cluster.task])
     tf1.set_random_seed(int(seed.generate_state(1)[0] >> 1))
     agent = networks.make_agent(self.config, envs.spec)
@@ -296,7 +295,7 @@ class RemoteActor:
     self.session.graph.finalize()
 
   def run(self) -> None:
-    """Plays until the run is over, or a signal ends it.
+    """Plays until the run is over or a signal ends it.
 
     Raises:
       membership.LearnerLost: the learner was away for too long.
@@ -325,7 +324,7 @@ class RemoteActor:
     console.say(f'Actor {self._cluster.task} has ended.')
 
   def start(self, threads: threads_lib.Threads) -> None:
-    """Starts to act, in `threads`."""
+    """Starts acting, in `threads`."""
     threads.start(
       lambda: self._actor.run(
         self.session, self._refresh, self._client.enqueue, threads.should_stop
@@ -338,11 +337,11 @@ class RemoteActor:
     return policy_version
 
   def close_queue(self) -> None:
-    """Signs off, and ends an enqueue that waits."""
+    """Signs off, and cancels a waiting enqueue."""
     self._client.leave()
 
   def explain(self, failure: Exception) -> Exception:
-    """Returns what to raise where a thread has ended with `failure`."""
+    """Returns the error to raise after a thread ended with `failure`."""
     return failure
 
 
@@ -351,7 +350,7 @@ def complete(
   spec: environments.EnvironmentSpec,
   level_names: Sequence[str],
 ) -> config_lib.Config:
-  """Decides what the config leaves open and depends on the environments."""
+  """Returns a config in which the settings left open have values."""
   return config.completed(len(level_names), torsos.default_torso(spec))
 
 
@@ -360,10 +359,10 @@ def build_learner(
   spec: environments.EnvironmentSpec,
   group: collectives.Group = collectives.ALONE,
 ) -> tuple[learner_lib.Learner, tf.queue.FIFOQueue, unrolls.ActorOutput]:
-  """Builds the learner with its queue, in the current graph.
+  """Builds the learner and its queue, in the current graph.
 
   Returns:
-    The learner, the queue, and `unrolls.unroll_specs`.
+    The learner, the queue, and the result of `unrolls.unroll_specs`.
   """
   agent = networks.make_agent(config, spec)
   specs = unrolls.unroll_specs(agent, spec, config.update.unroll_length)
@@ -381,7 +380,7 @@ def build_actor(
   agent: networks.Agent,
   specs: unrolls.ActorOutput,
 ) -> actor_lib.Actor:
-  """Builds an actor with its policy, in the current graph."""
+  """Builds an actor and its policy, in the current graph."""
   level_indices = [level_names.index(name) for name in envs.level_names]
   return actor_lib.Actor(
     envs,
@@ -393,6 +392,6 @@ def build_actor(
 
 
 def describe_seeds(envs: environments.Environments) -> str:
-  """Returns the first few seeds."""
+  """Returns the seeds of the first few environments, as text."""
   more = ', ...' if envs.num_envs > 4 else ''
   return ', '.join(map(str, envs.seeds[:4])) + more

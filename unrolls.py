@@ -1,8 +1,8 @@
-"""What travels from an actor to its learner, and the way it takes.
+"""Unrolls, and how they travel from an actor to its learner.
 
 An actor enqueues unrolls, each an `ActorOutput`. The learner takes them in
 batches: `FIFOQueue` -> `dequeue_many` -> time-major -> `StagingArea` (the next
-batch moves while this one trains) -> stacks of frames.
+batch moves while this one trains) -> stacked frames.
 """
 
 from typing import NamedTuple
@@ -19,18 +19,19 @@ tf1 = tf.compat.v1
 
 
 class ActorOutput(NamedTuple):
-  """One unroll, as it goes to the learner.
+  """One unroll, as it is sent to the learner.
 
   Attributes:
-    level_index: int32 [], which of the run's levels was played.
-    policy_version: int64 [], the number of updates in the weights that acted
-      first.
-    agent_state: before step 0.
-    earlier_frames: uint8 [S - 1, H, W], the frames beneath the newest one of
-      step 0, oldest first; `()` if none are stacked.
-    env_outputs: `StepOutput`, `[T + 1, ...]`; of stacked frames only the
-      newest, [T + 1, H, W]: each frame travels once.
-    agent_outputs: `AgentOutput`, `[T + 1, ...]`; index t led to observation t.
+    level_index: int32 [], the index of the level that was played.
+    policy_version: int64 [], the version of the weights that acted at step 0:
+      the number of updates that made them.
+    agent_state: the agent's state before step 0.
+    earlier_frames: uint8 [S - 1, H, W], the frames below the newest one in the
+      stack of step 0, oldest first; `()` if frames are not stacked.
+    env_outputs: `StepOutput`, `[T + 1, ...]`. If frames are stacked, only the
+      newest of each stack, [T + 1, H, W]: each frame is sent once.
+    agent_outputs: `AgentOutput`, `[T + 1, ...]`; the action at index t led to
+      observation t.
   """
 
   level_index: object
@@ -96,9 +97,9 @@ def observation_specs(
 
 
 def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
-  """Makes the queue of unrolls; `capacity` unrolls bound the policy lag.
+  """Makes the queue of unrolls; its capacity bounds the policy lag.
 
-  The shared name makes all clients of a server use the same queue.
+  Its shared name makes it the same queue in all sessions on one server.
   """
   flat = tf.nest.flatten(specs)
   return tf.queue.FIFOQueue(
@@ -112,11 +113,11 @@ def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
 def make_enqueue(
   queue: tf.queue.FIFOQueue, specs: ActorOutput
 ) -> tuple[tf.Operation, list[tf.Tensor]]:
-  """Makes the op that enqueues n unrolls, and what it takes.
+  """Makes the op that enqueues n unrolls, and its placeholders.
 
   Args:
-    queue: takes the unrolls.
-    specs: `unroll_specs`.
+    queue: the queue of unrolls.
+    specs: the result of `unroll_specs`.
 
   Returns:
     The op, and a placeholder [n, ...] for each array of a flat `ActorOutput`.
@@ -129,16 +130,16 @@ def make_enqueue(
 def stage(
   queue: tf.queue.FIFOQueue, specs: ActorOutput, batch_size: int
 ) -> tuple[ActorOutput, tf.Operation, tf.Operation]:
-  """Takes batches from the queue, the next one while this one trains.
+  """Takes batches from the queue, each while the one before it trains.
 
   Args:
-    queue: of unrolls.
-    specs: `unroll_specs`.
+    queue: the queue of unrolls.
+    specs: the result of `unroll_specs`.
     batch_size: B.
 
   Returns:
-    A batch, [T + 1, B, ...]; the op that makes the first one ready, and the one
-    that makes the next one ready, to be run with what uses this one.
+    A batch, [T + 1, B, ...]; the op that stages the first batch; and the op
+    that stages the next one, to be run with the ops that use the batch.
   """
   with tf.name_scope('stage'):
     flat = queue.dequeue_many(batch_size)
@@ -149,14 +150,14 @@ def stage(
     )
     put_first = area.put(tensors)
     batch = tf.nest.pack_sequence_as(specs, area.get())
-    # Put after the get: with the area still full, `put` would block and hold a
-    # thread that other ops may need.
+    # Only once the area is empty: a blocked `put` would hold a thread that
+    # other ops may need.
     with tf.control_dependencies([batch.level_index]):
       return batch, put_first, area.put(tensors)
 
 
 def time_major(batch: ActorOutput) -> ActorOutput:
-  """Turns a batch of unrolls, `[B, T + 1, ...]`, to `[T + 1, B, ...]`."""
+  """Transposes a batch from `[B, T + 1, ...]` to `[T + 1, B, ...]`."""
 
   def swap(tensor):
     return tf.transpose(tensor, [1, 0, *range(2, tensor.shape.rank)])
@@ -168,7 +169,7 @@ def time_major(batch: ActorOutput) -> ActorOutput:
 
 
 def scale_frames(frames: tf.Tensor) -> tf.Tensor:
-  """Maps uint8 to float32 in [0, 1]; what is float32 stays as it is."""
+  """Maps uint8 to float32 in [0, 1]; leaves float32 unchanged."""
   if frames.dtype == tf.uint8:
     return tf.cast(frames, tf.float32) / 255.0
   return frames
@@ -181,8 +182,8 @@ def restore_frames(batch: ActorOutput) -> ActorOutput:
     batch: unrolls, time-major.
 
   Returns:
-    The batch with float32 frames: [T + 1, B, ...], or, where frames travelled
-    one by one, the stacks that the environments gave, [T + 1, B, S, H, W].
+    The batch with float32 frames: [T + 1, B, ...], or, if frames are stacked,
+    the stacks that the environments returned, [T + 1, B, S, H, W].
   """
   observation = batch.env_outputs.observation
   if isinstance(batch.earlier_frames, tuple):
@@ -201,8 +202,7 @@ def _stack_frames(batch: ActorOutput) -> tf.Tensor:
   frames, info = batch.env_outputs.observation.frame, batch.env_outputs.info
   length, size, *shape = frames.shape
   earlier = batch.earlier_frames.shape[1]
-  # A stack is padded with blank frames at the start of a game. Losing a life
-  # does not start a new game.
+  # Stacks are blank before the start of a game, but not before a lost life.
   begins = info.episode_done | tf.equal(info.episode_step, 0)
   game = tf.cumsum(tf.cast(begins, tf.int32))  # [T + 1, B]
   game = tf.concat([tf.zeros([earlier, size], tf.int32), game], axis=0)
@@ -215,6 +215,6 @@ def _stack_frames(batch: ActorOutput) -> tf.Tensor:
     tf.reshape(tf.transpose(batch.earlier_frames, [1, 0, 2, 3]), [-1, *shape]),
     tf.reshape(frames, [-1, *shape]),
   ]
-  # Scaled first: after the gather, each frame is there S times.
+  # Scaled before the gather, after which each frame exists S times.
   table = scale_frames(tf.concat(table, axis=0))
   return tf.gather(table, tf.transpose(rows, [0, 2, 1]))
