@@ -1,4 +1,5 @@
 """Wires the actors and the learner of a process, in one of three ways.
+
   LocalTraining    an actor and the learner, in two threads of one process
   ClusterLearner   a learner whose actors are in other processes
   RemoteActor      an actor whose learner is in another process
