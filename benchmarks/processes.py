@@ -24,7 +24,9 @@ import config as config_lib
 FLAGS = flags.FLAGS
 
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
-flags.DEFINE_integer('min_updates', 3, 'The least updates per measurement.')
+flags.DEFINE_integer(
+  'min_updates', 3, 'Minimum number of updates per measurement.'
+)
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of warm-up per training.')
 
 # The batch is the paper's.

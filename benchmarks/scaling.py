@@ -19,7 +19,9 @@ from benchmarks import training_process
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('max_actors', 64, 'The most actors, a power of two.')
+flags.DEFINE_integer(
+  'max_actors', 64, 'Maximum number of actors, a power of two.'
+)
 FLAGS.set_default('rounds', 2)
 flags.DEFINE_float('window_secs', 15.0, 'Seconds of each measurement.')
 flags.DEFINE_float('settle_secs', 3.0, 'Seconds before each measurement.')

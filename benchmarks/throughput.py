@@ -48,7 +48,7 @@ flags.DEFINE_float(
   'Seconds of each measurement; training takes two of them, V-trace a fifth.',
 )
 flags.DEFINE_integer(
-  'min_updates', 3, 'The least updates in a measurement of the learner.'
+  'min_updates', 3, 'Minimum number of updates per measurement of the learner.'
 )
 flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of warm-up of the training.')
 

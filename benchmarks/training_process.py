@@ -123,7 +123,7 @@ class TrainingProcess:
     """Lets it train for a while.
 
     Args:
-      min_secs: the least seconds to train for.
+      min_secs: the minimum time to train for, in seconds.
       min_updates: updates to wait for, besides the first. The first may have
         begun before the last pause, so rates are measured from its end.
       num_actors: how many of the actors play; None for all.
