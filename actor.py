@@ -65,8 +65,7 @@ class Policy:
     step = session.make_callable(
       self._outputs, tf.nest.flatten(inputs), accept_options=True
     )
-    # Runs in the calling thread: handing small ops to other threads costs more
-    # than it gains.
+    # Runs in the calling thread, which is faster than handing ops to others.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
 
     def act(last_actions, env_outputs, state):

@@ -220,7 +220,7 @@ class UpdateConfig(_Section):
   )
   queue_capacity: int | None = _flag(
     None,
-    'The most unrolls that wait for the learner: bounds the policy lag. '
+    'Maximum number of unrolls in the queue; bounds the policy lag. '
     'Defaults to one batch.',
     low=1,
     agreed=True,

@@ -307,8 +307,7 @@ class Learner:
       statistics = popart.update_statistics(before, *shared)
       scale = tf.gather(statistics.scale, batch.level_index)
     loss, scalars = compute_loss(targets, hyperparameters, scale)
-    # After a restart, older unrolls may have a version that is ahead of the
-    # restored checkpoint's.
+    # After a restart, unrolls may be ahead of the restored policy version.
     lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
       update, more = self._build_update(loss, frames_per_step, statistics)
@@ -398,8 +397,7 @@ class Learner:
     if frames >= total or should_stop():
       return
     session.run(self._stage)
-    # Runs in the calling thread: handing ops to other threads costs more than
-    # it gains.
+    # Runs in the calling thread, which is faster than handing ops to others.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     step = session.make_callable(
       (self._result, self._stage_next), accept_options=True

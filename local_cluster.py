@@ -1,12 +1,12 @@
-"""Starts learners and actors on this machine, to try a cluster out.
+"""Starts learners and actors on this machine, to try out a cluster.
 
 How a learner and an actor are wired is in `training.py`.
 
   python local_cluster.py --num_learners=1 --num_actors=4 -- --level_name=pong
 
-The flags after -- go to all processes. What the first learner prints is shown;
-all else, and errors, are in a file for each process, in `--output_dir`.
-Ctrl-C ends them all.
+The flags after -- go to all processes. The first learner's output is shown. All
+other output, including errors, is in `--output_dir`, in one file per process.
+Ctrl-C ends all processes.
 """
 
 import argparse
@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parent
 
 
 def find_free_ports(count: int) -> list[int]:
-  """Returns different ports that nobody listens to."""
+  """Returns distinct ports that no process listens on."""
   sockets = [socket.socket() for _ in range(count)]
   for one in sockets:
     one.bind(('', 0))
@@ -34,7 +34,7 @@ def find_free_ports(count: int) -> list[int]:
 
 
 def start(job_name: str, task: int, folder: pathlib.Path, flags: list[str]):
-  """Starts a process; in a session of its own, Ctrl-C does not reach it."""
+  """Starts a process, in its own session so that Ctrl-C does not reach it."""
   name = f'{job_name}{task}'
   with open(folder / f'{name}.txt', 'w') as output:
     return subprocess.Popen(
@@ -57,7 +57,7 @@ def start_all(
   """Starts all processes; returns them by name, 'learner0' first."""
   ports = find_free_ports(args.num_learners)
   hosts = ','.join(f'localhost:{port}' for port in ports)
-  # Last: a flag file among the others may have a number of actors.
+  # Last, since a flag file among the others may set the number of actors.
   flags = [
     *args.flags,
     f'--learner_hosts={hosts}',
@@ -73,7 +73,7 @@ def start_all(
 def tell_failures(
   processes: dict[str, subprocess.Popen], folder: pathlib.Path, told: set[str]
 ) -> None:
-  """Says which processes have failed, once, and adds them to `told`."""
+  """Prints which processes have failed, once each, and adds them to `told`."""
   for name, process in processes.items():
     if process.poll() and name not in told:
       told.add(name)
@@ -85,7 +85,7 @@ def tell_failures(
 
 
 def parse_arguments() -> argparse.Namespace:
-  """Reads the command line."""
+  """Parses the command line."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -94,9 +94,9 @@ def parse_arguments() -> argparse.Namespace:
   parser.add_argument(
     '--output_dir',
     default='runs/local_cluster',
-    help='of what the processes print; default: %(default)s',
+    help='folder for the output of the processes; default: %(default)s',
   )
-  parser.add_argument('flags', nargs='*', help='of experiment.py, after --')
+  parser.add_argument('flags', nargs='*', help='for experiment.py, after --')
   args = parser.parse_args()
   for name in ('num_learners', 'num_actors'):
     if getattr(args, name) < 1:
@@ -105,7 +105,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-  """Runs the cluster to its end; returns 1 if a process has failed."""
+  """Runs the cluster until it ends; returns 1 if a process has failed."""
   args = parse_arguments()
   folder = pathlib.Path(args.output_dir)
   try:

@@ -2,14 +2,14 @@
 
 Each level i has its own output n_i of the baseline head, and statistics of its
 V-trace targets: the mean mu_i and the scale sigma_i. Its value is
-sigma_i n_i + mu_i; n_i is what the network learns. The order within an update
-is that of van Hasselt et al. (2016, arXiv:1602.07714), algorithm 1:
+sigma_i n_i + mu_i; the network learns n_i. The order within an update is that
+of van Hasselt et al. (2016, arXiv:1602.07714), algorithm 1:
 
-1. V-trace, on values under the old statistics;
-2. the new statistics, from V-trace's targets `vs`;
-3. the head rescaled, so that all values stay what they were;
-4. the loss under the new statistics, and one step of all weights, those of the
-   rescaled head included.
+1. compute V-trace, with values under the old statistics;
+2. compute the new statistics, from the V-trace targets `vs`;
+3. rescale the head, so that all values stay the same;
+4. compute the loss under the new statistics, and take one step on all weights,
+   including those of the rescaled head.
 
 From Hessel et al. (2018), "Multi-task Deep Reinforcement Learning with PopArt",
 arXiv:1809.04474.
@@ -21,7 +21,7 @@ from typing import NamedTuple
 import sonnet as snt
 import tensorflow as tf
 
-# The paper's: how far one target moves the moments, and the bounds of sigma.
+# The paper's values: how far one target moves the moments, and sigma's bounds.
 STEP_SIZE = 3e-4
 MIN_SCALE = 1e-4
 MAX_SCALE = 1e6
@@ -30,12 +30,12 @@ MAX_SCALE = 1e6
 class Statistics(NamedTuple):
   """Moments of each level's V-trace targets; N is the number of levels.
 
-  In float64: where targets vary little, the variance is the small difference of
-  two large numbers.
+  They are in float64: if targets vary little, the variance is the small
+  difference of two large numbers.
 
   Attributes:
     mean: float64 [N], mu.
-    second_moment: float64 [N], nu, of targets squared.
+    second_moment: float64 [N], nu, the mean of the squared targets.
   """
 
   mean: tf.Tensor
@@ -50,7 +50,7 @@ class Statistics(NamedTuple):
 
 
 def initial_statistics(num_levels: int) -> Statistics:
-  """Returns mean 0 and scale 1, which change nothing, for each level."""
+  """Returns mean 0 and scale 1 for each level, which leave values unchanged."""
   return Statistics(
     tf.zeros([num_levels], tf.float64), tf.ones([num_levels], tf.float64)
   )
@@ -62,12 +62,12 @@ def unnormalise(
   """Computes values from the outputs of the head.
 
   Args:
-    outputs: float32 [T, B, N], n of all levels.
-    level_index: int32 [B], the level of each column.
-    statistics: of the levels.
+    outputs: float32 [T, B, N], the outputs n of all levels.
+    level_index: int32 [B], the level of each unroll.
+    statistics: the statistics of the levels.
 
   Returns:
-    float32 [T, B], each column the values of its level.
+    float32 [T, B], the values for the level of each unroll.
   """
   values = outputs * statistics.scale + tf.cast(statistics.mean, tf.float32)
   is_own = tf.one_hot(level_index, values.shape[-1])  # [B, N]
@@ -79,16 +79,16 @@ def update_statistics(
 ) -> Statistics:
   """Moves the statistics of each level in the batch towards its targets.
 
-  The k targets of a level count as k steps of `STEP_SIZE` towards their mean:
-  their order does not matter, and no batch is large enough to overshoot.
+  The k targets of a level count as k steps of `STEP_SIZE` towards their mean.
+  Their order then does not matter, and no batch is so large that it overshoots.
 
   Args:
-    statistics: before.
+    statistics: the statistics before the update.
     targets: float32 [T, B], `vs`.
-    level_index: int32 [B], the level of each column.
+    level_index: int32 [B], the level of each unroll.
 
   Returns:
-    The statistics after; those of a level without targets are the same.
+    The updated statistics. Those of a level without targets are unchanged.
   """
   num_levels = statistics.mean.shape[0]
   is_own = tf.one_hot(level_index, num_levels, dtype=tf.float64)  # [B, N]
@@ -109,13 +109,13 @@ def update_statistics(
 def rescale_head(
   w: tf.Tensor, b: tf.Tensor, old: Statistics, new: Statistics
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Preserves values: computes weights that give under `new` what they gave.
+  """Computes weights of the head that give the same values under `new`.
 
   Args:
     w: float32 [D, N], the head's matrix under `old`.
-    b: float32 [N], its bias.
-    old: the statistics before.
-    new: the statistics after.
+    b: float32 [N], its bias under `old`.
+    old: the statistics before the update.
+    new: the statistics after the update.
 
   Returns:
     The matrix and the bias under `new`.
@@ -128,9 +128,9 @@ class PopArt:
   """The statistics as variables, and their part in an update.
 
   Attributes:
-    variables: `Statistics` of variables, for the checkpoint. They stay with the
-      learner: acting needs no values.
-    statistics: their values before the update.
+    variables: `Statistics` of variables, for the checkpoint. Only the learner
+      has them, since actors need no values.
+    statistics: the variables' values before the update.
   """
 
   def __init__(self, head: snt.Linear):
@@ -148,7 +148,7 @@ class PopArt:
         for name, value in zip(Statistics._fields, initial, strict=True)
       )
     )
-    # Read once: all parts of an update have to see the same values.
+    # Read once, since all parts of an update must see the same values.
     self.statistics = Statistics(*(v.read_value() for v in self.variables))
 
   def rescale_gradients(
@@ -157,14 +157,15 @@ class PopArt:
     weights: Sequence[tf.Variable],
     new: Statistics,
   ) -> list[tf.Tensor]:
-    """Turns gradients for the current head into those for the rescaled head.
+    """Converts gradients for the current head into those for the rescaled head.
 
-    Rescaling changes no value, hence no gradient but those of the head: its
-    weights are multiplied by old / new, so their gradients by new / old.
+    Rescaling changes no values, and therefore only the gradients of the head:
+    its weights are multiplied by old scale / new scale, so their gradients are
+    multiplied by new scale / old scale.
 
     Args:
-      gradients: of the loss under `new`, by `weights`.
-      weights: the agent's.
+      gradients: the gradients of the loss under `new` for each of `weights`.
+      weights: the agent's weights.
       new: the statistics after this update.
 
     Returns:

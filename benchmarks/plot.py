@@ -2,9 +2,9 @@
 
   python benchmarks/plot.py RUN_DIR... --out=FILE.png
 
-The mean return of the last 100 episodes, on the left against environment
-frames, on the right against hours of training; one line a run. Needs
-matplotlib.
+It plots the mean return of the last 100 episodes, on the left against
+environment frames, on the right against hours of training, with one line per
+run. It needs matplotlib.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import matplotlib
 matplotlib.use('Agg')  # No display needed.
 from matplotlib import pyplot as plt  # noqa: E402
 
-# Okabe and Ito's colours, told apart by colour-blind readers too.
+# Okabe and Ito's colours, which colour-blind readers can tell apart too.
 _COLOURS = (
   '#0072B2',
   '#D55E00',
@@ -39,18 +39,18 @@ def read_curve(
     tag: the curve, a key of `metrics.jsonl`.
 
   Returns:
-    Millions of environment frames, hours of training, and values; three lists
-    of one length.
+    Millions of environment frames, hours of training, and values: three lists
+    of the same length.
 
   Raises:
-    FileNotFoundError: if the directory has no `metrics.jsonl`.
-    ValueError: if no line has the tag.
+    FileNotFoundError: the directory has no `metrics.jsonl`.
+    ValueError: no line has the tag.
   """
   frames, hours, values = [], [], []
   with open(run_dir / 'metrics.jsonl', encoding='utf-8') as file:
     for line in file:
       if not line.endswith('\n'):
-        break  # Being written at this moment.
+        break  # It is being written right now.
       row = json.loads(line)
       if row.get(tag) is not None:
         frames.append(row['num_environment_frames'] / 1e6)
@@ -71,7 +71,7 @@ def smooth(values: Sequence[float], window: int) -> list[float]:
 
 
 def make_labels(run_dirs: Sequence[pathlib.Path]) -> list[str]:
-  """Returns the shortest ends of the paths that tell the runs apart."""
+  """Returns the shortest path suffixes that tell the runs apart."""
   parts = [run_dir.resolve().parts for run_dir in run_dirs]
   longest = max(len(part) for part in parts)
   for length in range(1, longest + 1):
@@ -92,10 +92,10 @@ def plot(
 
   Args:
     run_dirs: log directories of runs.
-    out: the image; its ending gives the format.
-    tag: what to plot, a key of `metrics.jsonl`.
-    window: how many log lines each point is the mean of.
-    title: above both plots; '' for none.
+    out: the image file; its extension gives the format.
+    tag: the curve to plot, a key of `metrics.jsonl`.
+    window: the number of log lines that each point averages.
+    title: the title above both plots; '' for none.
   """
   figure, axes = plt.subplots(
     1, 2, figsize=(10, 4), sharey=True, layout='constrained'
@@ -123,7 +123,7 @@ def plot(
     axis.spines[['top', 'right']].set_visible(False)
   if title:
     figure.suptitle(title)
-  # Below the plots it covers no curve, however many runs there are.
+  # Below the plots, the legend covers no curve, however many runs there are.
   figure.legend(
     loc='outside lower center', ncols=min(len(run_dirs), 4), frameon=False
   )
@@ -132,7 +132,7 @@ def plot(
 
 
 def main() -> None:
-  """Reads the command line."""
+  """Parses the command line and plots."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -141,14 +141,14 @@ def main() -> None:
   parser.add_argument(
     '--tag',
     default='episode_return_mean_100',
-    help='what to plot, a key of metrics.jsonl (default: %(default)s)',
+    help='the curve to plot, a key of metrics.jsonl (default: %(default)s)',
   )
   parser.add_argument(
     '--smooth',
     default=1,
     type=int,
     metavar='LINES',
-    help='plot the mean of so many log lines (default: %(default)s)',
+    help='average each point over this many log lines (default: %(default)s)',
   )
   parser.add_argument('--title', default='')
   arguments = parser.parse_args()

@@ -1,11 +1,11 @@
-"""Measures what it costs that actors are processes of their own.
+"""Measures the cost of running actors in separate processes.
 
   python -m benchmarks.processes --json=FILE.json
   python -m benchmarks.processes --agent=deep --json=FILE.json
 
-Takes all flags of `experiment.py`. Two trainings on the same games by turns, in
-rounds: one process does all in one of them, a learner and `--num_actors` actors
-are processes in the other. See benchmarks/README.md.
+It takes all flags of `experiment.py`. It runs two trainings on the same games,
+alternating in rounds. One is a single process; in the other, the learner and
+`--num_actors` actors are separate processes. See benchmarks/README.md.
 """
 
 import contextlib
@@ -24,8 +24,10 @@ import config as config_lib
 FLAGS = flags.FLAGS
 
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
-flags.DEFINE_integer('min_updates', 3, 'Updates of each measurement at least.')
-flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of each training before all.')
+flags.DEFINE_integer(
+  'min_updates', 3, 'Minimum number of updates per measurement.'
+)
+flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of warm-up per training.')
 
 # The batch is the paper's.
 _DEFAULTS = {'num_actors': 4, 'envs_per_actor': 32, 'batch_size': 32}
@@ -35,7 +37,7 @@ _WHO = ('one process', 'several processes')
 def measure(
   training: training_process.TrainingProcess, who: str
 ) -> dict[str, float]:
-  """Returns the figures of a training, by name."""
+  """Measures a training; returns figures by name."""
   updates = training.run(FLAGS.window_secs, FLAGS.min_updates)
   frames = training_process.frames_per_second(updates)
   learner, actors = (1e6 * cores / frames for cores in training.cores)
@@ -50,10 +52,10 @@ def measure(
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
-  # As Ctrl-C: the trainings must not outlive this.
+  # SIGTERM acts as Ctrl-C: the trainings must not outlive this process.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   config = config_lib.from_flags(_DEFAULTS)
   own = training_process.to_flags(config)

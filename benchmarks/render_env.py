@@ -1,6 +1,6 @@
-"""Environments that wait, as if something rendered elsewhere.
+"""Environments that wait, as if they rendered elsewhere.
 
-`gym:benchmarks.render_env:<id>` names them. They are apart from the benchmarks
+Their names are `gym:benchmarks.render_env:<id>`. They are not in the benchmarks
 that use them, since an environment's process imports no module of the program.
 """
 
@@ -11,13 +11,14 @@ import numpy as np
 
 
 class RenderEnv(gymnasium.Env):
-  """Shows noise; takes time for a step, and maybe much more for a reset.
+  """Shows noise, with slow steps and possibly much slower resets.
+
+  It sleeps and does not compute: benchmarks with it measure waiting, not cores.
 
   Args:
     length: steps in an episode.
-    step_secs: how long a step sleeps: benchmarks with it are about waiting, not
-      about cores.
-    reset_secs: how long a reset sleeps.
+    step_secs: how long a step sleeps, in seconds.
+    reset_secs: how long a reset sleeps, in seconds.
   """
 
   observation_space = gymnasium.spaces.Box(0, 1, [4])
@@ -61,8 +62,8 @@ def _register(
 # For scaling.py.
 _register('Waiting', length=100, step_secs=0.1)
 
-# For slow_reset.py. All the same but for the slow one; their names tell them
-# apart in batches.
+# For slow_reset.py. All are the same except the slow one. They have different
+# names so that their unrolls can be told apart in a batch.
 OTHERS = tuple(f'Other{i}' for i in range(1, 16))
 for _name in ('First', *OTHERS):
   _register(_name, length=5, step_secs=0.002)

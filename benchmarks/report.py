@@ -1,4 +1,4 @@
-"""What all benchmarks share: rounds, their spread, machine, command and date.
+"""Code that all benchmarks share: rounds, statistics and the report.
 
 Importing this defines the flags --rounds and --json.
 """
@@ -21,14 +21,14 @@ import psutil
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('rounds', 5, 'How often each is measured.')
-flags.DEFINE_string('json', None, 'Where to write all rounds.')
+flags.DEFINE_integer('rounds', 5, 'The number of rounds.')
+flags.DEFINE_string('json', None, 'The file to write all rounds to.')
 
 _PACKAGES = ('tensorflow', 'dm-sonnet', 'numpy', 'ale-py', 'gymnasium')
 
 
 def describe_circumstances() -> dict[str, Any]:
-  """Returns where, when, and by which command of which commit."""
+  """Returns the machine, date, command, commit and versions, by name."""
   versions = {'python': platform.python_version()}
   for package in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -59,10 +59,10 @@ def summarise(rounds: Sequence[Mapping[str, float]]) -> dict[str, dict]:
 
 
 def print_results(results: Mapping[str, Any]) -> None:
-  """Prints all but the single rounds.
+  """Prints all results except the individual rounds.
 
   Args:
-    results: a 'summary', see `summarise`, and more by name.
+    results: a 'summary' (see `summarise`) and other results, by name.
   """
   summary = results['summary']
   width = max(len(name) for name in summary)
@@ -109,7 +109,10 @@ def repeat(measure: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
   """Measures --rounds rounds, and prints each.
 
   Args:
-    measure: returns the figures of a round by name.
+    measure: measures one round; returns figures by name.
+
+  Returns:
+    The figures of each round.
   """
   rounds = []
   for i in range(FLAGS.rounds):
@@ -121,11 +124,11 @@ def repeat(measure: Callable[[], dict[str, float]]) -> list[dict[str, float]]:
 def finish(
   rounds: Sequence[Mapping[str, float]], more: Mapping[str, Any] | None = None
 ) -> None:
-  """Prints what was measured, and writes it to the file of --json, if any.
+  """Prints the results, and writes them to the file of --json, if given.
 
   Args:
-    rounds: figure by name, for each round.
-    more: what else belongs to the results, value by name.
+    rounds: the figures of each round, by name.
+    more: other results, by name.
   """
   results = {
     **describe_circumstances(),

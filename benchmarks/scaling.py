@@ -1,11 +1,11 @@
-"""Measures what a frame costs with few actor processes, and with many.
+"""Measures the cost of a frame with few and with many actor processes.
 
   python -m benchmarks.scaling --json=FILE.json
 
-One learner and 64 actors, of which 1, 2, 4, ... play, by turns, in rounds. The
-environments wait most of the time, so that all fit on few cores: the frames per
-second grow with the actors, and what counts is what each frame costs the
-processors. See benchmarks/README.md.
+There are one learner and 64 actors, of which 1, 2, 4, ... play in turn, in
+rounds. The environments wait most of the time, so that all fit on a few cores.
+The frames per second therefore grow with the number of actors; the figure of
+interest is the CPU time per frame. See benchmarks/README.md.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ from benchmarks import training_process
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('max_actors', 64, 'Actors, a power of two.')
+flags.DEFINE_integer(
+  'max_actors', 64, 'Maximum number of actors, a power of two.'
+)
 FLAGS.set_default('rounds', 2)
 flags.DEFINE_float('window_secs', 15.0, 'Seconds of each measurement.')
 flags.DEFINE_float('settle_secs', 3.0, 'Seconds before each measurement.')
@@ -36,7 +38,7 @@ _TRAINING_FLAGS = (
 def measure(
   training: training_process.TrainingProcess, num_actors: int
 ) -> dict[str, float]:
-  """Returns the figures, by name, with so many actors playing."""
+  """Measures with `num_actors` actors playing; returns figures by name."""
   training.run(FLAGS.settle_secs, 1, num_actors)
   updates = training.run(FLAGS.window_secs, 3, num_actors)
   frames = training_process.frames_per_second(updates)
@@ -50,7 +52,7 @@ def measure(
 
 
 def compare(figures: dict[str, float], most: int) -> dict[str, float]:
-  """Returns what most actors cost and reach, against 4 of them."""
+  """Returns the ratios of figures with `most` actors to those with 4."""
   return {
     f'{most} / 4 actors{what}': figures[f'{most} actors{what}']
     / figures[f'4 actors{what}']
@@ -59,10 +61,10 @@ def compare(figures: dict[str, float], most: int) -> dict[str, float]:
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
-  # As Ctrl-C: the training must not outlive this.
+  # SIGTERM acts as Ctrl-C: the training must not outlive this process.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   counts = [2**i for i in range(FLAGS.max_actors.bit_length())]
   training = training_process.TrainingProcess(_TRAINING_FLAGS, counts[-1])

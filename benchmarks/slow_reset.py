@@ -1,10 +1,11 @@
-"""Measures what a slow environment costs the others.
+"""Measures how much a slow environment slows down the others.
 
   python -m benchmarks.slow_reset --json=FILE.json
 
-Two trainings of 16 environments, by turns. In one of them, the first
-environment sleeps 10 s at each reset, every 5 steps: all the time, practically.
-What counts is how fast the other 15 are trained on. See benchmarks/README.md.
+It runs two trainings with 16 environments each, in turn. In one of them, the
+first environment sleeps 10 s at each reset, every 5 steps: it is almost always
+asleep. The figure of interest is how many frames per second of the other 15 are
+trained on. See benchmarks/README.md.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ from benchmarks import training_process
 FLAGS = flags.FLAGS
 
 flags.DEFINE_float('window_secs', 20.0, 'Seconds of each measurement.')
-flags.DEFINE_float('warmup_secs', 15.0, 'Seconds of each training before all.')
+flags.DEFINE_float('warmup_secs', 15.0, 'Seconds of warm-up per training.')
 
 _TRAINING_FLAGS = (
   '--num_actors=1',
@@ -33,7 +34,7 @@ _TRAINING_FLAGS = (
 
 
 def start_training(first: str) -> training_process.TrainingProcess:
-  """Starts a training whose first environment is the one called `first`."""
+  """Starts a training with `first` as its first environment."""
   levels = ','.join(
     f'gym:benchmarks.render_env:{name}-v0'
     for name in (first, *render_env.OTHERS)
@@ -46,7 +47,7 @@ def start_training(first: str) -> training_process.TrainingProcess:
 def measure(
   training: training_process.TrainingProcess, secs: float
 ) -> tuple[float, float]:
-  """Returns frames/s of the first environment, and of the others together."""
+  """Returns the frames/s of the first environment, and of all the others."""
   updates = training.run(secs, min_updates=2)
   played = np.concatenate([update.level_index for update in updates[1:]])
   share = float(np.mean(played == 0))
@@ -55,10 +56,10 @@ def measure(
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
-  # As Ctrl-C: the trainings must not outlive this.
+  # SIGTERM acts as Ctrl-C: the trainings must not outlive this process.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   with contextlib.ExitStack() as stack:
     trainings = []

@@ -3,10 +3,10 @@
   python -m benchmarks.throughput --json=FILE.json
   python -m benchmarks.throughput --agent=deep --json=FILE.json
 
-Takes all flags of `experiment.py`. Its limits are how fast the games run alone
-and how fast TensorFlow multiplies matrices; between them, the learner alone and
-V-trace alone. All are measured by turns, in rounds: what else the machine does
-meanwhile hits all alike. See benchmarks/README.md.
+It takes all flags of `experiment.py`. The limits are the speed of the games
+alone and the speed of TensorFlow's matrix product. It also measures the learner
+alone and V-trace alone. All are measured in turn, in rounds, so that other load
+on the machine affects all of them alike. See benchmarks/README.md.
 """
 
 from collections.abc import Callable
@@ -48,27 +48,27 @@ flags.DEFINE_float(
   'Seconds of each measurement; training takes two of them, V-trace a fifth.',
 )
 flags.DEFINE_integer(
-  'min_updates', 3, 'Updates that a measurement of the learner takes at least.'
+  'min_updates', 3, 'Minimum number of updates per measurement of the learner.'
 )
-flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of training before all.')
+flags.DEFINE_float('warmup_secs', 20.0, 'Seconds of warm-up of the training.')
 
 _DEFAULTS = {
   'agent': 'shallow',
   'use_lstm': True,
-  # The paper's batch, and games enough to fill two of them.
+  # The paper's batch size, and enough games to fill two batches.
   'batch_size': 32,
   'num_actors': 4,
 }
 _MATRIX_SIZE = 2048
-# Pong's. The cost of V-trace hardly depends on it.
+# That of Pong. The cost of V-trace hardly depends on it.
 _NUM_ACTIONS = 6
 
 
 class GamesAlone:
-  """The games, without an agent: random actions, all cores.
+  """The games without an agent, with random actions, on all cores.
 
-  The emulator's vector directly, with the settings of training but all games
-  as one group: nothing faster is known.
+  It uses the emulator's vector environment directly, with the settings of
+  training but all games in one group: this is the fastest known way.
   """
 
   def __init__(self, envs: environments.Environments):
@@ -98,7 +98,7 @@ class _ConstantQueue:
   """A queue that always has the same batch, without being one."""
 
   def __init__(self, specs: unrolls.ActorOutput, batch_size: int):
-    # Variables: what is computed from constants would be computed only once.
+    # Variables, since TensorFlow computes the results of constants only once.
     self._batch = [
       tf1.get_local_variable(
         f'batch_{i}',
@@ -126,9 +126,9 @@ class LearnerAlone:
     """Builds the graph.
 
     Args:
-      config: of the run. The learning rate is set to 0, which changes no
-        cost, but keeps the weights sound.
-      spec: of the environments.
+      config: the config of the run. The learning rate is set to 0: this does
+        not change the cost, but keeps the weights finite.
+      spec: the environments' spec.
     """
     hyperparameters = config.update
     self._graph = tf.Graph()
@@ -149,7 +149,7 @@ class LearnerAlone:
       )
 
   def measure(self, secs: float, min_updates: int) -> float:
-    """Returns frames/s from the end of the first update on."""
+    """Returns frames/s, measured from the end of the first update."""
     marks = []
 
     def on_update(result):
@@ -158,7 +158,7 @@ class LearnerAlone:
     def should_stop():
       return len(marks) > min_updates and marks[-1][0] >= marks[0][0] + secs
 
-    # Each time a new session: the loop leaves a batch in the staging area.
+    # A new session each time: the loop leaves a batch in the staging area.
     with tf1.Session(graph=self._graph) as session:
       session.run(self._initialise)
       self._learner.run(session, on_update, should_stop)
@@ -194,7 +194,7 @@ class Kernels:
       matmul = tf.matmul(matrix, matrix)
       session = tf1.Session()
       session.run(tf1.global_variables_initializer())
-      # The operation, not its value: that need not be copied out.
+      # Fetches the operation, not its value, which need not be copied.
       self._matmul = session.make_callable(matmul.op)
       self._vtrace = session.make_callable((returns.vs, returns.pg_advantages))
 
@@ -203,19 +203,19 @@ class Kernels:
     return 2 * _MATRIX_SIZE**3 / time_call(self._matmul, secs) / 1e9
 
   def measure_vtrace(self, secs: float) -> float:
-    """Returns microseconds, among them those of an empty session call."""
+    """Returns microseconds, including those of an empty session call."""
     return time_call(self._vtrace, secs) * 1e6
 
 
 def random_array(shape, dtype: tf.DType) -> np.ndarray:
-  """Returns numbers that fit all inputs: [0, 256) for bytes, else [0, 1)."""
+  """Returns random numbers, in [0, 256) for uint8 and else in [0, 1)."""
   scale = 256 if dtype == tf.uint8 else 1
   numbers = np.random.default_rng(1).random(shape) * scale
   return numbers.astype(dtype.as_numpy_dtype)
 
 
 def time_call(call: Callable, secs: float) -> float:
-  """Returns the seconds of one call, the mean over `secs` seconds of calls."""
+  """Returns the seconds per call, the mean over `secs` seconds of calls."""
   call()
   start = now = time.perf_counter()
   calls = 0
@@ -231,8 +231,8 @@ def count_forward_flops(
 ) -> int:
   """Counts the floating-point operations of the network for one agent step.
 
-  Those of convolutions and matrix products, the LSTM's among them: two for each
-  multiplication that is added up. Taken from the shapes in the graph.
+  They are those of convolutions and matrix products, including the LSTM's. Each
+  multiply-add counts as two. The count comes from the shapes in the graph.
   """
   with tf.Graph().as_default() as graph:
     agent = networks.make_agent(config, spec)
@@ -248,7 +248,7 @@ def count_forward_flops(
     agent.unroll(tf.zeros([1, 1], tf.int32), env_outputs, state)
     flops = 0
     for op in graph.get_operations():
-      # All but the last dimension of the weights are summed over.
+      # Each output sums over all but the last dimension of the weights.
       if op.type in ('Conv2D', 'Conv3D', 'MatMul'):
         summed = math.prod(op.inputs[1].shape[:-1])
         flops += 2 * op.outputs[0].shape.num_elements() * summed
@@ -260,12 +260,12 @@ def measure_rounds(
   envs: environments.Environments,
   process: training_process.TrainingProcess,
 ) -> list[dict[str, float]]:
-  """Measures everything by turns.
+  """Measures everything in turn.
 
   Args:
-    config: of the run.
+    config: the config of the run.
     envs: gives the settings of the games.
-    process: the training, warm.
+    process: the training, after its warm-up.
 
   Returns:
     For each round, the figures by name.
@@ -276,7 +276,8 @@ def measure_rounds(
   secs, min_updates = FLAGS.window_secs, FLAGS.min_updates
 
   def measure_round():
-    # Games in step fill their unrolls together: updates come in bursts.
+    # Games that step together fill their unrolls together, so updates come in
+    # bursts.
     updates = process.run(2 * secs, min_updates)
     return {
       'training (frames/s)': training_process.frames_per_second(updates),
@@ -292,13 +293,13 @@ def measure_rounds(
 def add_ratios(figures: dict[str, float], step_flops: float) -> None:
   """Adds the ratios of a round to its figures.
 
-  Useful work on a frame trained on: the learner's forward pass and, twice as
-  much, its backward pass; in training, the actor's forward pass too. The step
-  that is in two unrolls counts once.
+  The useful work per frame trained on is the learner's forward pass and its
+  backward pass, which counts twice as much. In training, the actor's forward
+  pass is added. The step that two unrolls share counts once.
 
   Args:
-    figures: of one round, by name.
-    step_flops: of the network's forward pass, for one environment frame.
+    figures: the figures of one round, by name.
+    step_flops: operations of the network's forward pass per environment frame.
   """
   training = figures['training (frames/s)']
   matmul = figures['matrix product (GFLOP/s)']
@@ -314,10 +315,10 @@ def add_ratios(figures: dict[str, float], step_flops: float) -> None:
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
-  # As Ctrl-C: the training must not outlive this.
+  # SIGTERM acts as Ctrl-C: the training must not outlive this process.
   signal.signal(signal.SIGTERM, signal.default_int_handler)
   config = config_lib.from_flags(_DEFAULTS)
   process = training_process.TrainingProcess(training_process.to_flags(config))

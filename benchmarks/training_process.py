@@ -1,16 +1,16 @@
-"""A training in processes of its own, to be measured and paused by benchmarks.
+"""A training in separate processes, which benchmarks can measure and pause.
 
-It is `experiment.py` itself, all of it, with a clock on the learner's updates.
-A benchmark stops it (SIGSTOP) while it measures something else, so that what is
-compared is measured in the same minutes on the same machine:
+It is the whole of `experiment.py`, with a clock on the learner's updates. A
+benchmark pauses it (SIGSTOP) while it measures something else. The things it
+compares are then measured in the same minutes, on the same machine:
 
   training = TrainingProcess(['--level_name=pong'])
   training.run(min_secs=20, min_updates=3)  # Warm-up.
   updates = training.run(min_secs=10, min_updates=3)
 
-With actors in processes of their own, it can run with some of them only.
+If actors are separate processes, it can run with only some of them.
 
-POSIX only. This side does not import TensorFlow.
+It needs POSIX. The benchmark's process does not import TensorFlow.
 """
 
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ import local_cluster
 _CHECKOUT = pathlib.Path(__file__).resolve().parent.parent
 _POLL_SECS = 0.1
 _MEMORY_EVERY_SECS = 1.0
-# No update takes as long, and no start.
+# No update and no start takes this long.
 _TIMEOUT_SECS = 300.0
 
 
@@ -41,10 +41,10 @@ class Update(NamedTuple):
   """One update of the learner.
 
   Attributes:
-    secs: when it was done, on the monotonic clock.
-    num_environment_frames: trained on by then.
-    level_index: of the levels in the order of `--level_name`, the one that
-      each unroll of the batch was played on.
+    secs: the time at which it was done, on the monotonic clock.
+    num_environment_frames: frames trained on by then.
+    level_index: for each unroll of the batch, the index of its level in
+      `--level_name`.
   """
 
   secs: float
@@ -53,7 +53,7 @@ class Update(NamedTuple):
 
 
 class Cores(NamedTuple):
-  """Seconds of processors used per second; those of environments count too."""
+  """CPU seconds used per second, including those of environments."""
 
   learner: float
   actors: float
@@ -63,18 +63,18 @@ class TrainingProcess:
   """A run of `experiment.py`, which trains only inside `run`.
 
   Attributes:
-    peak_memory: the most bytes that the learner's process and its children took
+    peak_memory: the most bytes that the learner's process and its children used
       together, sampled once a second while they ran: 'pss' counts a shared page
       once, 'rss' once for each process.
-    cores: used in the last `run`.
+    cores: the cores used in the last `run`.
   """
 
   def __init__(self, flags: Sequence[str], num_actors: int = 0):
-    """Starts it; its run folder is a temporary one.
+    """Starts the training, with a temporary run folder.
 
     Args:
-      flags: of `experiment.py`.
-      num_actors: actors in processes of their own; 0 if one process does all.
+      flags: flags of `experiment.py`.
+      num_actors: actors in separate processes; 0 for a single process.
     """
     self._folder = tempfile.TemporaryDirectory()
     folder = pathlib.Path(self._folder.name)
@@ -92,7 +92,7 @@ class TrainingProcess:
       self._actors = []
       return
     port = local_cluster.find_free_ports(1)[0]
-    # A pause is no loss.
+    # The timeout is long, so that a pause does not count as a lost connection.
     flags += [
       f'--learner_hosts=localhost:{port}',
       f'--num_actors={num_actors}',
@@ -123,16 +123,16 @@ class TrainingProcess:
     """Lets it train for a while.
 
     Args:
-      min_secs: seconds to train for at least.
-      min_updates: updates to wait for, beside the first. The first one may have
-        begun before the pause: rates count from its end.
-      num_actors: lets only the first of the actors play; None for all.
+      min_secs: the minimum time to train for, in seconds.
+      min_updates: updates to wait for, besides the first. The first may have
+        begun before the last pause, so rates are measured from its end.
+      num_actors: how many of the actors play; None for all.
 
     Returns:
-      The updates that were done meanwhile, at least `min_updates` + 1.
+      The updates that were done, at least `min_updates` + 1.
 
     Raises:
-      RuntimeError: a process has ended, or does not get on.
+      RuntimeError: a process has ended or makes no progress.
     """
     actors = self._actors[:num_actors]
     updates = []
@@ -156,7 +156,8 @@ class TrainingProcess:
     finally:
       for process in _trees([self._learner, *actors]):
         process.suspend()
-    # What was done between the last look and the pause belongs to neither.
+    # Discards updates between the last read and the pause: they belong to no
+    # measurement.
     self._read_updates()
     secs, *cpu_secs = (b - a for a, b in zip(before, after, strict=True))
     self.cores = Cores(*(one / secs for one in cpu_secs))
@@ -171,13 +172,13 @@ class TrainingProcess:
       self.run(min_secs=1.0, min_updates=0)
 
   def measure_memory(self) -> int:
-    """Returns the bytes (PSS) of all processes together."""
+    """Returns the memory of all processes together, as PSS in bytes."""
     return _measure_memory([self._learner, *self._actors])['pss']
 
   def close(self) -> None:
-    """Ends it at once."""
+    """Kills all processes."""
     for process in _trees([self._learner, *self._actors]):
-      # Some end by themselves when the others have.
+      # Some end by themselves once the others have ended.
       with contextlib.suppress(psutil.NoSuchProcess):
         process.kill()
     for process in [self._learner, *self._actors]:
@@ -210,16 +211,16 @@ def _measure_memory(processes: Sequence[psutil.Popen]) -> dict[str, int]:
 def _read_clocks(
   learner: psutil.Popen, actors: Sequence[psutil.Popen]
 ) -> tuple[float, float, float]:
-  """Returns the time, and the seconds of processors that both have used."""
+  """Returns the time, and the CPU seconds used by the learner and by actors."""
   return time.monotonic(), *(
-    # Those of children that have ended, too.
+    # Includes children that have ended.
     sum(sum(process.cpu_times()[:4]) for process in _trees(processes))
     for processes in ([learner], actors)
   )
 
 
 def _trees(processes: Sequence[psutil.Popen]) -> list[psutil.Process]:
-  """Returns those processes that still run, each followed by its children."""
+  """Returns the processes that still run, each followed by its descendants."""
   return [
     one
     for process in processes
@@ -229,7 +230,7 @@ def _trees(processes: Sequence[psutil.Popen]) -> list[psutil.Process]:
 
 
 def to_flags(config: config_lib.Config) -> list[str]:
-  """Returns the command line that gives a config."""
+  """Returns the command-line flags that result in a config."""
   return [
     f'--{name}={value}'
     for name, value in config.values().items()
@@ -238,19 +239,20 @@ def to_flags(config: config_lib.Config) -> list[str]:
 
 
 def frames_per_second(updates: Sequence[Update]) -> float:
-  """Returns the frames trained from the first update's end to the last's."""
+  """Returns frames/s from the end of the first update to that of the last."""
   first, last = updates[0], updates[-1]
   frames = last.num_environment_frames - first.num_environment_frames
   return frames / (last.secs - first.secs)
 
 
 def main(updates_path: str, flags: Sequence[str]) -> None:
-  """Is the process: `experiment.py` that notes its updates in a file."""
-  # As Python does for a script; and it is under this name that experiment.py
-  # finds its own flags.
+  """Runs `experiment.py`, and writes its updates to a file."""
+  # As if experiment.py were run as a script: its folder is on the path, and it
+  # finds its own flags under this name.
   sys.path.insert(0, os.fspath(_CHECKOUT))
   sys.argv = ['experiment', *flags]
-  # This order: experiment.py sets what TensorFlow reads at its import.
+  # In this order: experiment.py sets variables that TensorFlow reads when it is
+  # imported.
   import experiment
   import learner as learner_lib
 

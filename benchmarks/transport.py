@@ -1,11 +1,11 @@
-"""Measures what it costs to move unrolls from an actor to its learner.
+"""Measures the cost of moving unrolls from an actor to its learner.
 
   python -m benchmarks.transport --json=FILE.json
 
-Two processes, wired as in training on several machines, but the actor does not
-play and the learner does not train. By turns with it, in rounds, a plain TCP
-connection between the same processes moves as many bytes in messages of the
-same size. See benchmarks/README.md.
+There are two processes, wired as in training on several machines, but the actor
+does not play and the learner does not train. In turn with this, in rounds, a
+plain TCP connection between the same processes moves as many bytes, in messages
+of the same size. See benchmarks/README.md.
 """
 
 from collections.abc import Callable
@@ -39,20 +39,20 @@ tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_float('megabytes', 1500.0, 'What each measurement moves.')
+flags.DEFINE_float('megabytes', 1500.0, 'Megabytes that a measurement moves.')
 
 _BATCH_SIZE = 32
 _SETTINGS = {'num_actors': 1}
 
 
 class Case(NamedTuple):
-  """What is moved.
+  """A kind of unroll to move.
 
   Attributes:
-    name: in the results.
-    spec: of the environments.
+    name: its name in the results.
+    spec: the environments' spec.
     unroll_length: T.
-    at_once: unrolls that an actor enqueues together.
+    at_once: the number of unrolls that an actor enqueues together.
   """
 
   name: str
@@ -61,7 +61,7 @@ class Case(NamedTuple):
   at_once: int
 
   def specs(self) -> unrolls.ActorOutput:
-    """Returns `unrolls.unroll_specs`, with the state of an LSTM."""
+    """Returns `unrolls.unroll_specs` for an agent with an LSTM."""
     agent = networks.Agent(self.spec, 'deep', use_lstm=True)
     return unrolls.unroll_specs(agent, self.spec, self.unroll_length)
 
@@ -83,8 +83,8 @@ _LAB = environments.EnvironmentSpec(
   action_meanings=None,
   has_instruction=True,
 )
-# Games step together, and their unrolls are full together; levels of Lab step
-# on their own.
+# Games step together, so their unrolls fill together; Lab levels step
+# independently.
 _CASES = (
   Case('Atari', _ATARI, unroll_length=20, at_once=8),
   Case('Lab', _LAB, unroll_length=100, at_once=1),
@@ -92,7 +92,7 @@ _CASES = (
 
 
 def count_bytes(specs: unrolls.ActorOutput) -> int:
-  """Returns the bytes of one unroll."""
+  """Returns the size of one unroll in bytes."""
   return sum(
     spec.shape.num_elements() * spec.dtype.size
     for spec in tf.nest.flatten(specs)
@@ -100,10 +100,10 @@ def count_bytes(specs: unrolls.ActorOutput) -> int:
 
 
 class LearnerSide:
-  """The learner's way from its queue to its staging area, without training."""
+  """The learner's queue and staging area, without training."""
 
   def __init__(self, cluster: membership.Cluster, specs: unrolls.ActorOutput):
-    """Starts the server; actors may come."""
+    """Starts the server, and lets actors join."""
     self._server = membership.start_server(cluster)
     with tf.Graph().as_default(), membership.on_learner(cluster):
       queue = unrolls.make_queue(specs, _BATCH_SIZE)
@@ -120,7 +120,7 @@ class LearnerSide:
       )
 
   def receive(self, num_batches: int) -> None:
-    """Takes so many batches."""
+    """Receives `num_batches` batches."""
     # As in `learner.Learner.run`.
     options = tf1.RunOptions(inter_op_thread_pool=-1)
     self._stage()
@@ -132,15 +132,15 @@ class LearnerSide:
 def serve(
   case: Case, port: int, tcp_port: int, orders: connection.Connection
 ) -> None:
-  """Is the learner's process.
+  """Runs the learner's process.
 
   Args:
-    case: what comes.
-    port: of the learner.
-    tcp_port: where the actor listens for a plain connection.
-    orders: brings what to receive, 'unrolls' or 'bytes', and how many batches,
-      until it is closed; takes the CPU seconds of each, and 0 when all is
-      ready.
+    case: the kind of unroll to receive.
+    port: the learner's port.
+    tcp_port: the port on which the actor listens for a plain connection.
+    orders: first sends 0, once everything is ready. Then, until it is closed,
+      it receives orders ('unrolls' or 'bytes', and the number of batches), and
+      sends the CPU seconds that each order took.
   """
   specs = case.specs()
   side = LearnerSide(_cluster('learner', port), specs)
@@ -168,7 +168,7 @@ def _cluster(job_name, port):
 
 
 class Cost(NamedTuple):
-  """What it took to move some batches: seconds in all, and of processors."""
+  """The cost of moving some batches: wall-clock seconds and CPU seconds."""
 
   secs: float
   actor_cpu_secs: float
@@ -176,14 +176,15 @@ class Cost(NamedTuple):
 
 
 class ActorSide:
-  """An actor that has played already, with a learner in another process."""
+  """An actor with full unrolls, and a learner in another process."""
 
   def __init__(self, case: Case):
     """Starts the learner and connects."""
     specs = case.specs()
     self.unroll_bytes = count_bytes(specs)
     self._at_once = case.at_once
-    # As many environments as a batch needs, indexed first, as in `actor.Actor`.
+    # One unroll per environment, on the first axis as in `actor.Actor`; enough
+    # environments for a batch.
     self._unrolls = [
       np.ones([_BATCH_SIZE, *spec.shape], spec.dtype.as_numpy_dtype)
       for spec in tf.nest.flatten(specs)
@@ -252,7 +253,7 @@ class ActorSide:
 
 
 def measure(case: Case, side: ActorSide, megabytes: float) -> dict[str, float]:
-  """Returns the figures of one round, by name."""
+  """Measures one round; returns figures by name."""
   num_batches = math.ceil(megabytes * 1e6 / (_BATCH_SIZE * side.unroll_bytes))
   num_unrolls = num_batches * _BATCH_SIZE
   megabytes = num_unrolls * side.unroll_bytes / 1e6
@@ -277,7 +278,7 @@ def measure(case: Case, side: ActorSide, megabytes: float) -> dict[str, float]:
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   learner_client.keep_memory()  # As actors do.

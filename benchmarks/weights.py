@@ -1,9 +1,9 @@
-"""Measures what it costs that actors fetch the learner's weights.
+"""Measures the cost of actors fetching the learner's weights.
 
   python -m benchmarks.weights --json=FILE.json
 
-A learner that does not train, and 1 or 4 actors that do not play, wired as in
-training on several machines: the actors fetch weights as fast as they can. See
+A learner that does not train and 1 or 4 actors that do not play are wired as in
+training on several machines. The actors fetch weights as fast as they can. See
 benchmarks/README.md.
 """
 
@@ -35,7 +35,7 @@ tf1 = tf.compat.v1
 
 FLAGS = flags.FLAGS
 
-flags.DEFINE_integer('fetches', 200, 'Of each actor in each measurement.')
+flags.DEFINE_integer('fetches', 200, 'Fetches per actor and measurement.')
 
 _NUM_ACTORS = (1, 4)
 _SETTINGS = {'num_actors': max(_NUM_ACTORS)}
@@ -57,7 +57,7 @@ def make_agent() -> networks.Agent:
 
 
 def serve(cluster: membership.Cluster) -> tf1.Session:
-  """Starts the learner; returns what keeps its weights."""
+  """Starts the learner; returns the session that holds its weights."""
   server = membership.start_server(cluster)
   with tf.Graph().as_default(), membership.on_learner(cluster):
     make_agent()
@@ -71,12 +71,12 @@ def serve(cluster: membership.Cluster) -> tf1.Session:
 
 
 def fetch(cluster: membership.Cluster, orders: connection.Connection) -> None:
-  """Is an actor's process: fetches as often as it is told.
+  """Runs an actor's process, which fetches weights on request.
 
   Args:
     cluster: says which actor this is.
-    orders: gives the number of fetches, 0 to end; is told when it is ready, and
-      then each time the seconds of processors that one fetch took.
+    orders: first sends None, once the actor is ready. Then it receives numbers
+      of fetches, 0 to end, and sends the CPU seconds per fetch for each.
   """
   with tf.Graph().as_default():
     agent = make_agent()
@@ -102,7 +102,7 @@ def fetch(cluster: membership.Cluster, orders: connection.Connection) -> None:
 def measure(
   actors: list[connection.Connection], num_bytes: int
 ) -> dict[str, float]:
-  """Returns the figures, by name, of these actors."""
+  """Measures with these actors; returns figures by name."""
   start, cpu_start = time.perf_counter(), time.process_time()
   for orders in actors:
     orders.send(FLAGS.fetches)
@@ -119,7 +119,7 @@ def measure(
 
 
 def main(argv):
-  """Measures, prints and writes."""
+  """Measures, then prints and writes the results."""
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
   hosts = (f'localhost:{local_cluster.find_free_ports(1)[0]}',)

@@ -1,1 +1,1 @@
-"""A learner, or several in step, and actors in processes of their own."""
+"""One learner, or several in step, with actors in other processes."""

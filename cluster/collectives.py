@@ -5,20 +5,20 @@ import contextlib
 
 import tensorflow as tf
 
-# TensorFlow's number for the learners as a group; any will do.
+# TensorFlow's key for the group of learners; any number will do.
 _GROUP_KEY = 1
 
 
 class Group:
-  """Learners, each with a part of the batch.
+  """A group of learners, each with a part of the batch.
 
-  All of them build the same graph and run the same ops. Collectives that are
-  run together take place in the order in which they were built. A collective
-  ends when all learners have joined it, or with an error: `UnavailableError`
-  where one has died, `DeadlineExceededError` where one did not join in time.
+  All of them build the same graph and run the same ops. Collectives in one
+  session call run in the order in which they were built. A collective ends when
+  all learners have joined it, or with an error: `UnavailableError` if one has
+  died, `DeadlineExceededError` if one did not join in time.
 
   Attributes:
-    size: how many; for one alone, collectives do nothing.
+    size: the number of learners. If it is 1, collectives do nothing.
   """
 
   def __init__(
@@ -28,13 +28,13 @@ class Group:
     device: str = '',
     timeout_secs: float = 0.0,
   ):
-    """Makes this learner's part.
+    """Makes this learner's side of the group.
 
     Args:
-      size: how many learners.
-      task: which one this is.
-      device: its processor.
-      timeout_secs: how long a collective waits for the others; 0 for ever.
+      size: the number of learners.
+      task: the index of this learner.
+      device: the device of its collectives.
+      timeout_secs: how long a collective waits for the others; 0 means forever.
     """
     self.size = size
     self._task = task
@@ -47,7 +47,7 @@ class Group:
     """Sums each tensor over all learners, in one collective on one vector.
 
     Args:
-      tensors: of one type, with static shapes.
+      tensors: tensors of one dtype, with static shapes.
     """
     if self.size == 1:
       return list(tensors)
@@ -61,13 +61,13 @@ class Group:
       ]
 
   def all_gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """Joins each tensor with those of all learners, in one collective.
+    """Concatenates each tensor over all learners, in one collective.
 
     Args:
-      tensors: bool, int32 or float32, with static shapes, [..., B].
+      tensors: bool, int32 or float32, with static shapes [..., B].
 
     Returns:
-      [..., n * B], exactly what the n learners have, in their order.
+      Tensors [..., n * B]: the exact values of the n learners, in their order.
     """
     if self.size == 1:
       return list(tensors)
@@ -85,7 +85,7 @@ class Group:
       ]
 
   def _run(self, collective, tensors, **arguments):
-    """Runs `collective` on one vector of all tensors."""
+    """Applies `collective` to one vector of all tensors."""
     vector = tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
     self._num_ops += 1
     with tf.control_dependencies(self._last):
@@ -104,13 +104,13 @@ class Group:
 
   @contextlib.contextmanager
   def apart(self) -> Iterator[None]:
-    """Makes collectives that are run without those built elsewhere."""
+    """Makes the collectives built inside independent of those built outside."""
     others, self._last = self._last, []
     yield
     self._last = others
 
   def broadcast(self, variables: Sequence[tf.Variable]) -> tf.Operation:
-    """Sets the variables of all learners to the values of the first one's."""
+    """Sets the variables of all learners to the first learner's values."""
     if self.size == 1:
       return tf.no_op()
     copies = []
@@ -131,12 +131,12 @@ ALONE = Group()
 
 
 def _split(vector, tensors):
-  """Cuts the last axis to the sizes of the tensors."""
+  """Splits the last axis into the sizes of the tensors."""
   return tf.split(vector, [t.shape.num_elements() for t in tensors], axis=-1)
 
 
 def _to_int32(tensor):
-  # The bits of a float: its value survives.
+  # Floats are cast bit by bit, which preserves their values.
   is_float = tensor.dtype == tf.float32
   return tf.bitcast(tensor, tf.int32) if is_float else tf.cast(tensor, tf.int32)
 

@@ -1,4 +1,4 @@
-"""An actor's connection to its learner, which may go and come back."""
+"""An actor's connection to its learner, which may restart."""
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -20,24 +20,26 @@ import unrolls
 
 tf1 = tf.compat.v1
 
-# An answer to anything but an enqueue takes no longer.
+# The timeout of all calls to the learner except enqueues.
 _ANSWER_SECS = 10.0
-# A full queue makes an actor wait as long as the learner pleases.
+# An enqueue into a full queue may wait for as long as the learner takes.
 _NO_LIMIT = tf1.RunOptions(timeout_in_ms=24 * 60 * 60 * 1000)
-# How long another process may have the slot: longer than one that has died.
+# How long to wait while another process holds the slot: longer than a dead
+# process can hold it.
 _SLOT_SECS = registry.HEARTBEAT_TIMEOUT_SECS + 5.0
-# Said again so often.
+# The interval at which a notice is repeated.
 _NOTICE_SECS = 10.0
-# From giving up to the end, at most: a call without an answer, a thread, the
-# rest. A limit that leaves no room for it is exceeded by so much.
+# The most time from giving up to the end of the process: an unanswered call, a
+# thread that does not end, and the rest. It is reserved within the timeout; a
+# timeout that is too short for this is exceeded by this much.
 _LEAVE_SECS = 20.0
-# Of glibc's `mallopt`, and values for them in bytes: the first is the highest
-# that it takes.
+# Parameters of glibc's `mallopt`, and their values in bytes. The first value is
+# the highest that glibc accepts.
 _M_MMAP_THRESHOLD, _LARGE = -3, 32 << 20
 _M_TRIM_THRESHOLD, _NEVER = -1, 1 << 30
 
-# What happens to calls when a learner dies, restarts, closes its queue before
-# it ends, or cannot be reached.
+# The errors of calls when a learner dies, restarts, closes its queue before it
+# ends, or cannot be reached.
 _LOST = (
   tf.errors.AbortedError,
   tf.errors.CancelledError,
@@ -53,7 +55,7 @@ class Stopped(Exception):  # noqa: N818 (says it better)
 
 
 class _Calls(NamedTuple):
-  """What a session with the learner can be asked."""
+  """The calls of a session with the learner."""
 
   session: tf1.Session
   settings: Callable
@@ -64,12 +66,12 @@ class _Calls(NamedTuple):
 
 
 class LearnerClient:
-  """An actor's connection to its learner, which outlives restarts of it.
+  """An actor's connection to its learner, which survives its restarts.
 
-  One thread calls `poll` all the while. Only what it finds out counts: whether
-  the learner is there, whether this actor may play, whether the run is over.
-  The other thread, which plays, calls `read_weights` and `enqueue`, and waits
-  in them while the learner is away.
+  One thread calls `poll` regularly. Only `poll` decides whether the learner is
+  there, whether this actor may play, and whether the run is over. Another
+  thread, which plays, calls `read_weights` and `enqueue`. These wait while the
+  learner is away.
   """
 
   def __init__(
@@ -86,12 +88,12 @@ class LearnerClient:
 
     Args:
       cluster: says which actor this is.
-      specs: `actor.unroll_specs`.
-      queue_capacity: in unrolls; the learner's.
-      weights: the policy's own, named as the learner's are.
-      settings: what learner and actor have to agree on, by name.
-      timeout_secs: when to have ended without the learner.
-      should_stop: whether to give up waiting.
+      specs: the result of `unrolls.unroll_specs`.
+      queue_capacity: the capacity of the learner's queue, in unrolls.
+      weights: the policy's variables, which have the names of the learner's.
+      settings: the settings that learner and actor must agree on, by name.
+      timeout_secs: the time without the learner after which the actor ends.
+      should_stop: returns whether to give up waiting.
     """
     self._cluster = cluster
     self._settings = json.loads(json.dumps(settings))
@@ -100,7 +102,7 @@ class LearnerClient:
       self._patience_secs -= _LEAVE_SECS
     self._should_stop = should_stop
     self._session_id = secrets.randbits(62) + 1
-    self._candidate: _Calls | None = None  # Not yet, or no longer, used.
+    self._candidate: _Calls | None = None  # Not in use yet, or no longer.
     self._calls: _Calls | None = None
     self._heard = time.monotonic()
     self._next_notice = self._heard
@@ -134,14 +136,14 @@ class LearnerClient:
       Whether the run is over.
 
     Raises:
-      membership.LearnerLost: nothing was heard of it for too long.
+      membership.LearnerLost: the learner has not answered for too long.
       errors.SettingError: the learner has other settings, or another process
         plays in this actor's slot.
     """
     try:
       problem, is_over = self._poll()
     except tf.errors.DeadlineExceededError:
-      # The session may still be good, and to close it could take for ever.
+      # The session may still work, and closing it could take forever.
       self._calls = None
       problem, is_over = 'it does not answer', False
     except _LOST as error:
@@ -153,7 +155,7 @@ class LearnerClient:
 
   def _poll(self):
     if self._calls is None:
-      # A call would try a closed port again and again, until its time is up.
+      # Tested first, since a call would retry a closed port until its timeout.
       problem = membership.can_connect(self._address)
       if problem:
         return problem, False
@@ -219,7 +221,7 @@ class LearnerClient:
       raise errors.SettingError(
         f'another process plays as actor {task}: give each its own --task.'
       )
-    return f'actor {task} has been heard of just now; does it still play?'
+    return f'actor {task} has just sent a heartbeat; is it still playing?'
 
   def _wait_on(self, problem):
     now = time.monotonic()
@@ -236,8 +238,8 @@ class LearnerClient:
     """Reads the learner's weights.
 
     Returns:
-      The policy version, how many updates made them, at least; and the weights,
-      in the order of `weights`.
+      The policy version, and the weights in the order of `weights`. The version
+      is a lower bound: the weights may already include a later update.
 
     Raises:
       Stopped: see the class.
@@ -246,7 +248,7 @@ class LearnerClient:
     return policy_version, weights
 
   def enqueue(self, *unrolls: np.ndarray) -> None:
-    """Sends n unrolls, a flat `actor.ActorOutput` of arrays [n, ...].
+    """Sends n unrolls, a flat `unrolls.ActorOutput` of arrays [n, ...].
 
     Raises:
       Stopped: see the class.
@@ -260,12 +262,12 @@ class LearnerClient:
         try:
           return ask(calls)
         except _LOST:
-          pass  # `poll` finds out what it means.
+          pass  # `poll` deals with it.
       time.sleep(0.2)
     raise Stopped
 
   def leave(self) -> None:
-    """Signs off, and ends an `enqueue` that waits."""
+    """Signs off, and cancels a waiting `enqueue`."""
     calls, self._calls = self._calls, None
     if calls is None:
       return
@@ -273,20 +275,20 @@ class LearnerClient:
       calls.sign_off()
       calls.session.close()
     except _LOST:
-      pass  # Then the learner will miss it.
+      pass  # The slot then becomes free at the heartbeat timeout.
 
 
 def hide_gpus() -> None:
-  """Leaves all GPUs to the learner; before TensorFlow looks for them."""
+  """Leaves all GPUs to the learner; call before TensorFlow looks for them."""
   os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 
 
 def keep_memory() -> None:
-  """Has the C library keep what a message took, for the next one.
+  """Makes the C library keep the memory of a message for the next one.
 
-  It would give it back and get it anew, zeroed and page by page: more work than
-  all the rest of sending an unroll of DeepMind Lab. Other libraries than glibc
-  are left as they are.
+  By default it returns the memory to the system and gets it again, zeroed and
+  page by page. This costs more than all the rest of sending an unroll of
+  DeepMind Lab. C libraries other than glibc are left unchanged.
   """
   with contextlib.suppress(AttributeError):
     mallopt = ctypes.CDLL(None).mallopt

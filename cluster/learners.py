@@ -1,4 +1,4 @@
-"""Several learners in step: equal settings, and a bounded wait for others."""
+"""Several learners in step: equal settings, and bounded waits for others."""
 
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -21,7 +21,7 @@ from runtime import errors
 _NOTICE_SECS = 10.0
 _REMEDY = 'Start all learners again: they go on from the checkpoint.'
 
-# What a collective ends with if a learner has died, or has been started anew.
+# The errors of a collective if a learner has died or has been restarted.
 _LOST = (
   tf.errors.AbortedError,
   tf.errors.FailedPreconditionError,
@@ -36,10 +36,10 @@ def make_fingerprints(
 
   Args:
     group: the learners.
-    settings: what they have to have in common.
+    settings: the settings that must be equal, by name.
 
   Returns:
-    By name, int32 [n]: a fingerprint of the setting's value at each learner.
+    By name, int32 [n]: the fingerprint of the setting's value on each learner.
   """
   own = [
     tf.constant([zlib.crc32(repr(value).encode()) >> 1], tf.int32)
@@ -50,10 +50,10 @@ def make_fingerprints(
 
 
 def check_fingerprints(fingerprints: Mapping[str, np.ndarray]) -> None:
-  """Checks what the tensors of `make_fingerprints` have brought.
+  """Checks the values of the tensors of `make_fingerprints`.
 
   Raises:
-    errors.SettingError: learners differ in a setting; it names which.
+    errors.SettingError: learners differ in a setting; the message names it.
   """
   names = [
     name for name, values in fingerprints.items() if len(set(values)) > 1
@@ -69,10 +69,11 @@ def check_fingerprints(fingerprints: Mapping[str, np.ndarray]) -> None:
 def limit_first_collective(
   cluster: membership.Cluster, timeout_secs: float
 ) -> Iterator[None]:
-  """Ends the process if the learners' first collective takes longer.
+  """Ends the process if the learners' first collective takes too long.
 
-  Before it, TensorFlow asks the first learner for a number. That call has no
-  limit, nothing ends it, and while it runs no session can be closed.
+  Before that collective, TensorFlow asks the first learner for a number. That
+  call has no timeout and cannot be cancelled, and no session can be closed
+  while it runs.
   """
   is_done = threading.Event()
 
@@ -80,7 +81,7 @@ def limit_first_collective(
     if is_done.wait(_NOTICE_SECS):
       return
     console.say(f'Waiting for {", ".join(_other_hosts(cluster))}.')
-    # The collective itself ends earlier, and then in good order.
+    # The collective's own timeout is earlier, and allows a clean shutdown.
     if not is_done.wait(timeout_secs):
       _end_at_once(cluster, timeout_secs)
 
@@ -97,29 +98,30 @@ def limit_updates(
   timeout_secs: float,
   close_queue: Callable[[], None],
 ) -> Iterator[Callable[[], None]]:
-  """Ends the updates of one of several learners if there are no more.
+  """Limits the time between the updates of one of several learners.
 
-  A learner that is cut off from its actors too waits for them, not in a
-  collective, and the others may have ended long ago.
+  A learner that is cut off from its actors as well as from the other learners
+  waits at its queue, not in a collective, which would time out. The other
+  learners may have ended long ago.
 
   Args:
     cluster: says which learner this is.
-    timeout_secs: from one update to the next; before the first, actors may be
-      late.
+    timeout_secs: the longest time between updates; the first update has no
+      limit, since actors may be late.
     close_queue: ends a wait for actors.
 
   Yields:
-    What has to be called after each update.
+    A function to call after each update.
 
   Raises:
-    tf.errors.DeadlineExceededError: there was none for so long.
+    tf.errors.DeadlineExceededError: there was no update for too long.
   """
   is_done, is_late = threading.Event(), threading.Event()
   deadline = math.inf
 
   def note():
     nonlocal deadline
-    # Later than a collective ends.
+    # Later than a collective's own timeout.
     deadline = time.monotonic() + timeout_secs + _NOTICE_SECS
 
   def watch():
@@ -152,15 +154,15 @@ def _end_at_once(cluster, timeout_secs):
 def explain_failure(
   failure: Exception, cluster: membership.Cluster, timeout_secs: float
 ) -> Exception:
-  """Returns what to raise where a learner's thread has ended with `failure`.
+  """Returns the error to raise after a learner's thread ended with `failure`.
 
   Args:
-    failure: what it ended with.
+    failure: the error that ended the thread.
     cluster: says which learner this is.
-    timeout_secs: how long it has waited in a collective.
+    timeout_secs: the timeout of collectives.
 
   Returns:
-    A `membership.LearnerLost`, if a collective has failed; else the failure.
+    A `membership.LearnerLost` if a collective has failed, else the failure.
   """
   if isinstance(failure, tf.errors.DeadlineExceededError):
     problem = _describe_silence(cluster, timeout_secs)
@@ -174,7 +176,7 @@ def explain_failure(
 
 
 def _describe_silence(cluster, timeout_secs):
-  """Says which learners did not join a collective, and why, if it is seen."""
+  """Says which learners a collective waited for, and why, if that is known."""
   others = _other_hosts(cluster)
   problems = [
     f'{host} cannot be reached, {problem}'

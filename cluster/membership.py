@@ -1,12 +1,13 @@
-"""All that knows there is more than one process.
+"""The processes of a cluster, and the learners' servers.
 
 A learner runs a TensorFlow server, which holds its queue and its weights.
-Actors are clients of it: they open no port, play with weights of their own in a
-session of their own, fetch new ones and send unrolls. A learner needs no list
-of its actors' addresses, and either side can come first, go and come back.
+Actors are clients of it. They open no port. Each acts with its own copy of the
+weights in its own session, fetches new weights and sends unrolls. A learner
+needs no list of its actors' addresses. Either side can start first, leave and
+come back.
 
-What they tell each other besides that is in `registry`. The actor's side is in
-`learner_client`.
+Everything else that they tell each other is in `registry`. The actor's side is
+in `learner_client`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,7 +30,7 @@ from runtime import errors
 tf1 = tf.compat.v1
 
 
-# Kubeflow's names for what does the same.
+# Our job names, and Kubeflow's names for the same jobs.
 _TF_CONFIG_JOBS = {
   'actor': 'actor',
   'chief': 'learner',
@@ -41,7 +42,7 @@ _CONNECT_SECS = 5.0
 
 
 class LearnerLost(errors.UserError):  # noqa: N818 (says it better)
-  """A learner is away for too long, or for good; the message says which."""
+  """A learner was away for too long, or has ended; the message says which."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,9 +51,9 @@ class Cluster:
 
   Attributes:
     job_name: 'local', 'learner' or 'actor'.
-    task: this process's number among those of its job.
-    learner_hosts: 'host:port' of each learner; none locally.
-    num_actors: of all learners together.
+    task: this process's index within its job.
+    learner_hosts: 'host:port' of each learner; empty in local training.
+    num_actors: the number of actors of all learners together.
   """
 
   job_name: str
@@ -61,10 +62,10 @@ class Cluster:
   num_actors: int
 
   def __post_init__(self):
-    """Checks.
+    """Checks that the attributes are consistent.
 
     Raises:
-      errors.SettingError: the parts do not fit together.
+      errors.SettingError: they are not.
     """
     if self.job_name == 'local':
       if self.task or self.learner_hosts:
@@ -97,19 +98,19 @@ class Cluster:
 
   @property
   def learner_task(self) -> int:
-    """The number of this learner, or of the one that this actor plays for."""
+    """The index of this learner, or of the one that this actor plays for."""
     if self.job_name == 'actor':
       return self.task % len(self.learner_hosts)
     return self.task
 
   @property
   def learner_host(self) -> str:
-    """Its 'host:port'."""
+    """The 'host:port' of that learner."""
     return self.learner_hosts[self.learner_task]
 
   @property
   def learner_device(self) -> str:
-    """Its processor, where queue and variables are."""
+    """The CPU device of that learner, which holds the queue and variables."""
     return f'/job:learner/task:{self.learner_task}/cpu:0'
 
 
@@ -129,7 +130,7 @@ def agreed_settings(
   spec: environments.EnvironmentSpec,
   level_names: Sequence[str],
 ) -> Mapping[str, Any]:
-  """Returns what a learner and its actors have to agree on, by name."""
+  """Returns the settings that learner and actors must agree on, by name."""
   values = config.values()
   return {
     'levels': list(level_names),
@@ -156,18 +157,18 @@ def read_tf_config() -> dict[str, Any]:
 
 
 def parse_tf_config(text: str) -> dict[str, Any]:
-  """Parses the value of TF_CONFIG.
+  """Parses the environment variable TF_CONFIG.
 
   Args:
     text: JSON, `{"cluster": {<job>: [<host:port>, ...]}, "task": {"type":
       <job>, "index": <n>}}`. A job is learner (chief and master mean the same)
-      or actor (worker).
+      or actor (worker means the same).
 
   Returns:
-    `Cluster`'s arguments by name.
+    The arguments of `Cluster`, by name.
 
   Raises:
-    errors.SettingError: it is not of this form.
+    errors.SettingError: the text does not have this form.
   """
   try:
     config = json.loads(text)
@@ -182,7 +183,7 @@ def parse_tf_config(text: str) -> dict[str, Any]:
   for name in [*hosts, job]:
     if name not in _TF_CONFIG_JOBS:
       raise errors.SettingError(
-        f'TF_CONFIG has a job {name!r}: there are learner (also chief, master)'
+        f'TF_CONFIG has a job {name!r}: jobs are learner (also chief, master)'
         ' and actor (also worker).'
       )
   for name in hosts:
@@ -210,8 +211,8 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
   if not all(is_loopback(host) for host in cluster.learner_hosts):
     console.say(
       f'The port of {cluster.learner_host} is open on all network interfaces, '
-      'without password or encryption: whoever reaches it can run any program '
-      'here. Keep it on a private network.'
+      'without password or encryption: anyone who can reach it can run any '
+      'program here. Keep it on a private network.'
     )
   return tf.distribute.Server(
     tf.train.ClusterSpec({'learner': cluster.learner_hosts}),
@@ -224,13 +225,13 @@ def start_server(cluster: Cluster) -> tf.distribute.Server:
 def check_port(host: str) -> None:
   """Checks that the port of 'host:port' is free on this machine.
 
-  TensorFlow's server would share it with another process that has it.
+  TensorFlow's server would otherwise share the port with another process.
 
   Raises:
-    errors.SettingError: it is taken.
+    errors.SettingError: the port is taken.
   """
   with socket.socket() as probe:
-    # What is left of closed connections is in nobody's way.
+    # Closed connections that linger on the port do not matter.
     probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
       probe.bind(('', _split(host)[1]))
@@ -242,7 +243,7 @@ def check_port(host: str) -> None:
 
 
 def is_loopback(host: str) -> bool:
-  """Returns whether 'host:port' is this machine by its own name for itself."""
+  """Returns whether 'host:port' is a loopback address of this machine."""
   name, _ = _split(host)
   try:
     return ipaddress.ip_address(name).is_loopback
@@ -251,7 +252,7 @@ def is_loopback(host: str) -> bool:
 
 
 def can_connect(host: str) -> str | None:
-  """Returns why 'host:port' cannot be reached, None if it can."""
+  """Returns why 'host:port' cannot be reached, or None if it can."""
   try:
     socket.create_connection(_split(host), _CONNECT_SECS).close()
   except OSError as error:
@@ -273,10 +274,10 @@ def _split(host: str) -> tuple[str, int]:
 
 @contextlib.contextmanager
 def on_learner(cluster: Cluster) -> Iterator[None]:
-  """Places ops on this learner, variables on its processor."""
+  """Places ops on this learner, and variables on its CPU."""
 
   def place(op):
-    # Where actors look for them.
+    # Actors look for variables there.
     return cluster.learner_device if op.type == 'VarHandleOp' else ''
 
   with (
@@ -287,12 +288,12 @@ def on_learner(cluster: Cluster) -> Iterator[None]:
 
 
 def session_config(cluster: Cluster) -> tf1.ConfigProto | None:
-  """Returns how a learner's server and session have to be set up."""
+  """Returns the configuration of a learner's server and session."""
   if len(cluster.learner_hosts) == 1:
     return None
   result = tf1.ConfigProto()
   result.experimental.collective_group_leader = '/job:learner/replica:0/task:0'
-  # Neither its session nor a save need the others.
+  # Neither the session nor a save needs the other learners.
   result.device_filters.append(f'/job:learner/task:{cluster.task}')
   return result
 
@@ -301,7 +302,7 @@ def wait_for_learners(cluster: Cluster, timeout_secs: float) -> None:
   """Waits until all learners have started.
 
   Raises:
-    LearnerLost: one has not, for `timeout_secs`.
+    LearnerLost: one has not started within `timeout_secs`.
   """
   deadline = time.monotonic() + timeout_secs
   for host in cluster.learner_hosts:
@@ -319,7 +320,7 @@ def wait_for_learners(cluster: Cluster, timeout_secs: float) -> None:
 
 
 def describe_actors(cluster: Cluster) -> str:
-  """Says how many actors a learner waits for, and where."""
+  """Returns how many actors are expected, and by which learners."""
   if len(cluster.learner_hosts) == 1:
     return f'{cluster.num_actors}, for {cluster.learner_host}'
   return (

@@ -1,6 +1,6 @@
-"""Which process plays as which actor, and whether the run goes on.
+"""Records which process plays as which actor, and whether the run is over.
 
-It is what a learner and its actors tell each other besides unrolls and weights.
+A learner and its actors exchange everything but unrolls and weights through it.
 """
 
 from collections.abc import Mapping
@@ -13,27 +13,27 @@ import tensorflow as tf
 
 tf1 = tf.compat.v1
 
-# A slot without a heartbeat for so long may be taken by another process.
+# A slot without a heartbeat for this long may be taken by another process.
 HEARTBEAT_TIMEOUT_SECS = 10.0
 _LINGER_SECS = 15.0
 
 
 class ActorRegistry:
-  """Which process plays in which actor's slot; it lives on the learner.
+  """The slots of the actors, and the processes in them; kept on the learner.
 
-  Learner and actors build it in their graphs; its variables are the same by
-  name. Until the learner has opened it, all reads fail with
+  The learner and its actors each build it in their graphs, and share its
+  variables by name. Until the learner has opened it, all reads fail with
   `FailedPreconditionError`.
 
   Attributes:
-    settings: string [], JSON, what actors have to agree with.
-    num_playing: int64 [], how many of the slots are taken.
+    settings: string [], JSON, the settings that actors must agree with.
+    num_playing: int64 [], the number of slots with a recent heartbeat.
   """
 
   def __init__(self, num_actors: int):
     """Builds the variables in the current graph, on the current device."""
-    # For each slot: the session id of the process that plays in it, 0 if none,
-    # and the time of its last heartbeat, by the learner's clock.
+    # For each slot, the session id of the process that plays in it (0 if none),
+    # and the time of its last heartbeat by the learner's clock.
     self._sessions = _make_variable(
       'sessions', np.zeros([num_actors], np.int64)
     )
@@ -48,7 +48,7 @@ class ActorRegistry:
     with tf.control_dependencies(
       [v.initializer for v in (self._sessions, self._heartbeats, self._is_over)]
     ):
-      # Last: whoever can read them can read all the rest.
+      # Set last: an actor that can read the settings can read everything else.
       self._open = self._settings.assign(self._text).op
     self._end = self._is_over.assign(True).op
     # In a graph, == and != compare Python objects.
@@ -66,11 +66,11 @@ class ActorRegistry:
 
     Args:
       task: the slot.
-      session_id: int64, not 0: of the actor's process.
+      session_id: int64, not 0: the session id of the actor's process.
 
     Returns:
-      int64 [], the session id of whoever has the slot now; and bool [], whether
-      the run is over.
+      int64 [], the session id of the process that holds the slot now; and
+      bool [], whether the run is over.
     """
     holder = self._sessions.read_value()[task]
     heartbeat = self._heartbeats.read_value()[task]
@@ -87,11 +87,11 @@ class ActorRegistry:
       return tf.identity(holder), self._is_over.read_value()
 
   def make_sign_off(self, task: int) -> tf.Operation:
-    """Makes the op by which the actor that has a slot leaves it."""
+    """Makes the op by which the actor that holds a slot leaves it."""
     return self._sessions[task].assign(tf.constant(0, tf.int64)).op
 
   def open(self, session: tf1.Session, settings: Mapping[str, Any]) -> None:
-    """Lets actors join; `settings` is what they have to agree with."""
+    """Lets actors join; their settings must agree with `settings`."""
     session.run(self._open, {self._text: json.dumps(settings)})
 
   def end(self, session: tf1.Session) -> None:
@@ -99,14 +99,15 @@ class ActorRegistry:
     session.run(self._end)
 
   def linger(self, session: tf1.Session) -> None:
-    """Waits until all actors have left, or for 15 s."""
+    """Waits until all actors have left, for at most 15 s."""
     deadline = time.monotonic() + _LINGER_SECS
     while session.run(self.num_playing) and time.monotonic() < deadline:
       time.sleep(0.1)
 
 
 def _make_variable(name, value):
-  # In no collection: neither a checkpoint's nor initialised with the others.
+  # In no collection: it is not part of a checkpoint, nor initialised with the
+  # other variables.
   return tf1.get_variable(
     f'registry/{name}',
     initializer=value,

@@ -1,4 +1,4 @@
-"""The test mode: plays a trained agent, and reports its scores."""
+"""The test mode: evaluates a trained agent and reports its scores."""
 
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -25,13 +25,13 @@ tf1 = tf.compat.v1
 
 
 def test(config: config_lib.Config) -> None:
-  """Plays a trained agent; prints its scores and writes them.
+  """Evaluates a trained agent; prints its scores and writes them.
 
   Args:
-    config: level and agent as those of the run in its `logdir`.
+    config: its level and agent must be those of the run in `logdir`.
 
   Raises:
-    errors.UserError: there is no checkpoint, or it cannot be played.
+    errors.UserError: there is no checkpoint, or it cannot be used.
   """
   logdir = config.run.logdir
   run_folder.make_folder(logdir, 'logdir')
@@ -78,15 +78,18 @@ def play(
   agent: networks.Agent,
   progress: scores_lib.Progress,
 ) -> dict[str, scores_lib.LevelScore]:
-  """Plays all levels, as many at one time as cores allow.
+  """Plays all levels, as many at a time as the cores allow.
 
   Args:
     config: how to play.
-    level_names: what to play.
+    level_names: the levels to play.
     act: see `actor.Policy.bind`.
     agent: see `scores.evaluate`.
-    progress: what was played before, if an evaluation of the same was stopped;
-      it is added to.
+    progress: the scores of an earlier evaluation that was stopped, if any. New
+      scores are added to it.
+
+  Returns:
+    The scores of all levels, by name.
   """
   if progress.scores:
     console.say(f'{len(progress.scores)} levels were played before.')
@@ -98,7 +101,7 @@ def play(
     played = num_episodes * len(progress.scores)
 
     def show(done, of, played=played, name=group[-1]):
-      # A line for each tenth of these levels.
+      # A line for each tenth of the group's episodes.
       if done * 10 // of > (done - 1) * 10 // of:
         console.say(f'  {played + done} / {total} episodes, {name}')
 
@@ -114,7 +117,7 @@ def report_scores(
   scores: Mapping[str, scores_lib.LevelScore],
   about: Mapping[str, Any],
 ) -> None:
-  """Prints the scores, those of a suite too, and writes `test.json`."""
+  """Prints the scores, including a suite's, and writes `test.json`."""
   suite = levels.find_suite(level_names)
   console.say(scores_lib.table(scores, suite and suite.normalize))
   suite_scores = levels.suite_scores(
@@ -130,7 +133,7 @@ def report_scores(
 def film(
   config: config_lib.Config, scores: Mapping[str, scores_lib.LevelScore]
 ) -> None:
-  """Films an episode of each level into the folder `--video`."""
+  """Films one episode of each level, in the folder `--video`."""
   for name, score in scores.items():
     file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
     path = os.path.join(config.run.video, file_name)

@@ -1,8 +1,9 @@
-"""Keeps a run's weights, optimiser and counters.
+"""Saves and restores a run's weights, optimiser state and counters.
 
-Whatever kills the program, the checkpoint named last is whole: TensorFlow
-writes a new one next to the old, and only then it is named, by renaming a file.
-Names are relative, so the run folder can be moved.
+Whatever kills the program, the checkpoint that is listed last is complete:
+TensorFlow writes a new one next to the old, and only then is it listed, by
+atomically replacing the list. Names are relative, so the run folder can be
+moved.
 """
 
 from collections.abc import Iterator, Sequence
@@ -19,10 +20,10 @@ from runtime import run_folder
 tf1 = tf.compat.v1
 
 _MAX_TO_KEEP = 3
-# The file that names the checkpoints, in TensorFlow's form.
+# The file that lists the checkpoints, in TensorFlow's format.
 _STATE = 'checkpoint'
 _NAMED = re.compile(r'^all_model_checkpoint_paths: "(frames-\d+)"$', re.M)
-# Not a copy that a user keeps next to them.
+# Does not match copies that a user keeps next to them.
 _OWN_FILES = re.compile(
   r'(frames-(\d+))\.(index|data-\d+-of-\d+)(\.tempstate\d+)?'
 )
@@ -43,7 +44,7 @@ class Checkpoints:
 
     Args:
       logdir: the run folder.
-      variables: all that has to be kept; for a test, the weights are enough.
+      variables: what to save or restore; the test mode needs only the weights.
     """
     self._directory = pathlib.Path(logdir) / 'checkpoints'
     self._saver = tf1.train.Saver(variables)
@@ -52,17 +53,17 @@ class Checkpoints:
     self._last_whole = None
 
   def __bool__(self) -> bool:
-    """Whether there are any."""
+    """Returns whether there are any checkpoints."""
     return bool(self._names)
 
   def restore(self, session: tf1.Session) -> str | None:
-    """Restores the newest checkpoint that is whole.
+    """Restores the newest checkpoint that is complete.
 
     Returns:
-      Its path, or None if there is no checkpoint.
+      Its path, or None if there are no checkpoints.
 
     Raises:
-      CheckpointError: none of those there can be read, or they belong to
+      CheckpointError: none of the checkpoints can be read, or they belong to
         another agent.
     """
     for name in reversed(self._names):
@@ -78,33 +79,34 @@ class Checkpoints:
     if self._names:
       raise CheckpointError(
         f'no checkpoint in {self._directory} can be restored: they are damaged,'
-        ' or of another agent. Use another --logdir.'
+        ' or belong to another agent. Use another --logdir.'
       )
     return None
 
   def _restore(self, session, path):
-    # The saver would give the variables the shapes that it finds.
+    # Checked here, since the saver would change the variables' shapes to those
+    # in the checkpoint.
     shapes = tf.train.load_checkpoint(path).get_variable_to_shape_map()
     for name, shape in self._shapes.items():
       if name in shapes and shapes[name] != shape:
         raise ValueError(f'{name} is {shapes[name]}, expected {shape}')
-    # The saver looks for the graph of the calling thread.
+    # The saver uses the calling thread's default graph.
     with session.graph.as_default():
       self._saver.restore(session, path)
 
   def save(self, session: tf1.Session, num_environment_frames: int) -> bool:
-    """Saves; a disk that refuses costs a warning, never the run.
+    """Saves a checkpoint; warns, but does not raise, if the disk fails.
 
     Args:
       session: holds the variables.
       num_environment_frames: names the checkpoint.
 
     Returns:
-      Whether it was saved. If not, the last one is still whole.
+      Whether it was saved. If not, the previous checkpoint is still complete.
     """
     name = f'frames-{num_environment_frames}'
     if name == self._last_whole:
-      return True  # To write it again would put it at risk.
+      return True  # Already saved; writing it again would put it at risk.
     try:
       self._directory.mkdir(parents=True, exist_ok=True)
       with _literal(self._directory) as directory, session.graph.as_default():
@@ -120,7 +122,7 @@ class Checkpoints:
     except (OSError, tf.errors.OpError) as error:
       console.warn(
         f'cannot save {self._directory / name} ({_reason(error)}). The '
-        'checkpoint before it is kept; trying again later.'
+        'previous checkpoint is kept; trying again later.'
       )
       return False
     finally:
@@ -128,11 +130,12 @@ class Checkpoints:
     return True
 
   def _remove_others(self):
-    # Older ones, and what is left of a save that has failed or was cut: it may
-    # be what fills the disk.
+    # Removes older checkpoints, and what is left of a save that failed or was
+    # interrupted: it may be what fills the disk.
     for path in self._directory.glob('frames-*'):
       match = _OWN_FILES.fullmatch(path.name)
-      # A cut save may have had the name of one that is whole by now.
+      # Temporary files of an interrupted save may have the name of a checkpoint
+      # that has since been completed.
       if match and (match[4] or match[1] not in self._names):
         with contextlib.suppress(OSError):
           path.unlink()
@@ -149,7 +152,8 @@ class Checkpoints:
       names = _NAMED.findall((self._directory / _STATE).read_text())
       if names:
         return names
-    # The list is damaged, or the very first save was cut just before it.
+    # The list is damaged, or the very first save was interrupted before it was
+    # written.
     matches = [
       match
       for path in self._directory.glob('frames-*.index')

@@ -1,4 +1,4 @@
-"""What a run prints: the block at its start, the progress line.
+"""What a run prints: the startup block and the progress line.
 
 Everything is counted in environment frames, not in agent steps.
 """
@@ -14,36 +14,36 @@ from typing import Any, TextIO
 
 
 def say(text: str, file: TextIO | None = None) -> None:
-  """Prints at once; that nobody can take it costs nothing of the run.
+  """Prints and flushes; a failure to print does not affect the run.
 
   Args:
-    text: to print.
-    file: where to; standard output if not given.
+    text: the text to print.
+    file: where to print; standard output if not given.
   """
   file = file or sys.stdout
   try:
     print(text, file=file, flush=True)
   except BrokenPipeError:
-    _discard(file)  # For good: nobody will read it again.
+    _discard(file)  # Permanently: the reader has gone.
   except OSError:
-    pass  # A log on a full disk: it may have room again.
+    pass  # A log on a full disk, which may have room again later.
 
 
 def warn(text: str) -> None:
-  """Says something on standard error, as `say` does."""
+  """Prints a warning to standard error, as `say` does."""
   say(f'Warning: {text}', sys.stderr)
 
 
 def keep_exit_code() -> None:
-  """Lets this process end with the exit code that it has chosen.
+  """Makes sure that this process ends with its own exit code.
 
   Without this, Python exits with 120 if it cannot write the last of standard
   output or error: nobody reads it any more, or the disk is full. And it fails
   at characters that standard output lacks. Must be called first in the main
   program: handlers of the exit run in reverse order, and the others may print.
   """
-  # Missing ones (`>&-`) are opened, or the next file gets the number of one,
-  # and with it what libraries print.
+  # Closed standard streams (`>&-`) are opened. Otherwise the next file to be
+  # opened would get the number of one, and receive what libraries print.
   for number in range(3):
     try:
       os.fstat(number)
@@ -56,7 +56,7 @@ def keep_exit_code() -> None:
 
 
 def _flush_or_discard() -> None:
-  """Flushes standard output and error; what cannot be written is lost."""
+  """Flushes standard output and error; discards what cannot be written."""
   for file in (sys.stdout, sys.stderr):
     if file is None or file.closed:
       continue
@@ -67,7 +67,7 @@ def _flush_or_discard() -> None:
 
 
 def _discard(file: TextIO) -> None:
-  """Sends all that is left in a file's buffer, and all to come, nowhere."""
+  """Discards what is in a file's buffer and all later output to the file."""
   with open(os.devnull, 'w') as nowhere:
     os.dup2(nowhere.fileno(), file.fileno())
 
@@ -85,8 +85,8 @@ class FrameRate:
 
     Args:
       num_environment_frames: frames trained before (a resumed run).
-      recent_secs: what `recent` looks back on, seconds.
-      monotonic: the clock, seconds.
+      recent_secs: the length of the window of `recent`, in seconds.
+      monotonic: the clock, in seconds.
     """
     self._monotonic = monotonic
     self._recent_secs = recent_secs
@@ -94,11 +94,11 @@ class FrameRate:
     self._marks = collections.deque([self._first])
 
   def update(self, num_environment_frames: int) -> float:
-    """Notes the frames trained so far; returns frames/s since the last call."""
+    """Records the frames so far; returns frames/s since the last call."""
     mark = (self._monotonic(), int(num_environment_frames))
     rate = _rate(self._marks[-1], mark)
     self._marks.append(mark)
-    # The mark kept is the youngest that is old enough.
+    # Keeps the newest mark that is at least `recent_secs` old.
     while self._marks[1][0] <= mark[0] - self._recent_secs:
       self._marks.popleft()
     return rate
@@ -120,7 +120,7 @@ class FrameRate:
       total_environment_frames: the budget.
 
     Returns:
-      Seconds, 0 when the budget is used up, None while nothing moves.
+      Seconds; 0 if the budget is spent, None if no frames are being trained.
     """
     frames_left = total_environment_frames - self._marks[-1][1]
     if frames_left <= 0:
@@ -129,19 +129,19 @@ class FrameRate:
 
 
 def bottleneck(queue_size: float, queue_capacity: int) -> str:
-  """Says what limits the speed, from how full the learner's queue is.
+  """Returns what limits the speed, judged by how full the learner's queue is.
 
-  Unrolls wait in the queue only if the learner is slower than the actors. Under
-  a third of the capacity, the learner waits for actors: more of them help. Over
-  two thirds, the actors wait for the learner: a faster learner helps, more
-  actors do not.
+  Unrolls wait in the queue only if the learner is slower than the actors. If it
+  is less than a third full, the learner waits for the actors, and more actors
+  help. If it is more than two thirds full, the actors wait for the learner: a
+  faster learner helps, and more actors do not.
 
   Args:
     queue_size: unrolls in the queue, the mean over an interval.
-    queue_capacity: the most unrolls it holds.
+    queue_capacity: the most unrolls that the queue holds.
 
   Raises:
-    ValueError: if the capacity is not positive.
+    ValueError: the capacity is not positive.
   """
   if queue_capacity <= 0:
     raise ValueError(f'queue_capacity must be positive, not {queue_capacity}.')
@@ -162,14 +162,14 @@ def progress_line(
   queue_capacity: int,
   about_actors: str = '',
 ) -> str:
-  """Returns how a run does, as one line without a line end.
+  """Returns the progress of a run as one line, without a newline.
 
   Args:
-    num_environment_frames: trained so far.
+    num_environment_frames: frames trained so far.
     total_environment_frames: the budget.
     frames_per_second: environment frames per second.
     seconds_left: see `FrameRate.seconds_left`.
-    score: what it has learnt, e.g. 'return (last 100) 3.5'.
+    score: the agent's score, e.g. 'return (last 100) 3.5'.
     queue_size: see `bottleneck`.
     queue_capacity: see `bottleneck`.
     about_actors: e.g. '3 of 4 actors play'.
@@ -198,10 +198,10 @@ def startup_block(
   checkpoint_dir: str | os.PathLike,
   environment_settings: Mapping[str, Any],
 ) -> str:
-  """Returns the text that opens a run: what runs, where, and how to stop it.
+  """Returns the text at the start of a run: what runs, and how to stop it.
 
   Args:
-    task: what is trained, e.g. 'pong' or 'dmlab30 (30 levels)'.
+    task: what the agent is trained on, e.g. 'pong' or 'dmlab30 (30 levels)'.
     agent: e.g. 'deep network with LSTM, 1.6M parameters'.
     devices: e.g. '1 GPU, 16 cores'.
     total_environment_frames: the budget.
@@ -211,7 +211,7 @@ def startup_block(
     environment_settings: value by name, e.g. {'sticky actions': 0.0}.
 
   Returns:
-    Several lines, the last without a line end.
+    Several lines, the last without a newline.
   """
   logdir = os.path.abspath(logdir)
   frames = f'{total_environment_frames:,} environment frames'
@@ -226,7 +226,7 @@ def startup_block(
     ('watch', f'tensorboard --logdir={shlex.quote(logdir)}'),
     ('stop', 'Ctrl-C saves and ends; the same command resumes'),
   ]
-  # One line a setting, so that none hides in a long line.
+  # One line per setting, so that none is lost in a long line.
   for index, (name, value) in enumerate(environment_settings.items()):
     rows.append(('' if index else 'environment', f'{name}: {value}'))
   return '\n'.join(
@@ -235,9 +235,9 @@ def startup_block(
 
 
 def format_count(count: float) -> str:
-  """Returns a count in three digits: 999, 12.3k, 1.23M, 200M, 1.00B."""
+  """Returns a count with three digits: 999, 12.3k, 1.23M, 200M, 1.00B."""
   for unit, suffix in ((1e9, 'B'), (1e6, 'M'), (1e3, 'k')):
-    # From 999.5 on, the smaller unit would be rounded to four digits.
+    # From 999.5 on, the smaller unit would round to four digits.
     if count >= 0.9995 * unit:
       scaled = count / unit
       decimals = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
@@ -246,7 +246,7 @@ def format_count(count: float) -> str:
 
 
 def format_duration(seconds: float) -> str:
-  """Returns a duration in its two largest units: 45s, 12m 05s, 2d 03h."""
+  """Returns a duration in its largest units: 45s, 12m 05s, 2d 03h."""
   minutes, seconds = divmod(round(seconds), 60)
   hours, minutes = divmod(minutes, 60)
   days, hours = divmod(hours, 24)
@@ -260,6 +260,6 @@ def format_duration(seconds: float) -> str:
 
 
 def _rate(start: tuple[float, int], end: tuple[float, int]) -> float:
-  """Returns frames/s between two (seconds, frames), 0 at the same time."""
+  """Returns frames/s between two (seconds, frames); 0 if no time has passed."""
   seconds = end[0] - start[0]
   return (end[1] - start[1]) / seconds if seconds > 0 else 0.0

@@ -1,6 +1,6 @@
-"""The course of a training: restores, trains, logs, saves, ends in good order.
+"""Runs a training from start to end: restores, trains, logs and saves.
 
-It runs `training.LocalTraining` and `training.ClusterLearner`.
+The training is a `training.LocalTraining` or a `training.ClusterLearner`.
 """
 
 from collections.abc import Sequence
@@ -29,18 +29,18 @@ class NotFiniteError(errors.UserError, ArithmeticError):
 
 
 def run(training: Any) -> None:
-  """Trains until the frames are spent, or a signal ends it.
+  """Trains until the frame budget is spent or a signal ends it.
 
   Args:
-    training: entered, the first or only learner of the run.
+    training: the first or only learner of the run, already entered.
 
   Raises:
-    errors.UserError: the run cannot go on; the message says why.
+    errors.UserError: the run cannot continue; the message says why.
   """
   config, session, learner = training.config, training.session, training.learner
   logdir = config.run.logdir
   settings = config.values()
-  # Their addresses may change, their number matters.
+  # The learners' addresses may change, but not their number.
   settings['num_learners'] = len(config.cluster.learner_hosts) or 1
   checkpoints = checkpoint.Checkpoints(logdir, learner.variables)
   if checkpoints:
@@ -76,7 +76,8 @@ def run(training: Any) -> None:
     _report_until_the_end(training, threads, monitor)
     threads.join()
     _raise_if_not_finite(threads.failure, config, monitor)
-    # The monitor may lack an update: its step was cut after the weights moved.
+    # Asks the session: a step that was interrupted after it changed the weights
+    # is missing from the monitor.
     frames = int(session.run(learner.num_environment_frames))
     is_saved = checkpoints.save(session, frames)
     monitor.report()
@@ -85,15 +86,15 @@ def run(training: Any) -> None:
   if threads.failure:
     raise training.explain(threads.failure)
   if not is_saved:
-    raise checkpoint.CheckpointError('the end of the run is not saved')
-  console.say(f'Saved. The same command goes on from here: {logdir}')
+    raise checkpoint.CheckpointError('the end of the run could not be saved')
+  console.say(f'Saved. The same command resumes the run: {logdir}')
 
 
 def assist(training: Any) -> None:
   """Trains in step with the first learner, which restores, logs and saves.
 
   Args:
-    training: entered, another learner than the first.
+    training: a learner other than the first, already entered.
   """
   threads = threads_lib.Threads(training.close_queue)
   with threads_lib.stop_on_signals(threads.stop):
@@ -108,7 +109,7 @@ def assist(training: Any) -> None:
 
 
 class _Saver:
-  """Saves a checkpoint wherever one is due."""
+  """Saves checkpoints at regular intervals."""
 
   def __init__(
     self,
@@ -144,7 +145,10 @@ def _raise_if_not_finite(
   config: config_lib.Config,
   monitor: monitor_lib.Monitor,
 ) -> None:
-  """Ends the run without a save: the last checkpoint is better than the end."""
+  """Raises if the loss or gradient of an update was not finite.
+
+  The run then ends without a save: the last checkpoint is better.
+  """
   if not isinstance(failure, tf.errors.InvalidArgumentError):
     return
   what = learner_lib.find_non_finite(failure)
@@ -152,13 +156,13 @@ def _raise_if_not_finite(
     raise NotFiniteError(
       f'the {what} of {config.envs.level_name} is not finite, in the update '
       f'after {monitor.num_environment_frames:,} environment frames. The '
-      'weights were not touched, the last checkpoint is kept. Try a lower '
+      'weights were not changed; the last checkpoint is kept. Try a lower '
       '--learning_rate.'
     ) from failure
 
 
 def describe_run(training: Any, first_frame: int) -> str:
-  """Returns the block that is printed when a run starts."""
+  """Returns the text that is printed when a run starts."""
   config, level_names = training.config, training.level_names
   variables = training.learner.agent.variables
   num_weights = sum(v.shape.num_elements() for v in variables)
@@ -192,7 +196,7 @@ def warn_of_levels_left_out(
   )
   if left_out:
     console.warn(
-      f'{len(left_out)} of {len(level_names)} levels have no environment, and '
-      'there will be no score of the suite. Raise --num_actors or '
-      f'--envs_per_actor for {", ".join(left_out)}.'
+      f'{len(left_out)} of {len(level_names)} levels have no environment, so '
+      'there will be no score for the suite. Raise --num_actors or '
+      f'--envs_per_actor to include {", ".join(left_out)}.'
     )

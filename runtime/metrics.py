@@ -1,8 +1,8 @@
-"""What a run leaves to be looked at: event files and metrics.jsonl.
+"""The curves of a run: TensorBoard event files and metrics.jsonl.
 
-Everything is counted in environment frames, not in agent steps. Nothing here
-imports TensorFlow: event files are written record by record, so that a full
-disk costs a few points of a curve and not the run.
+Everything is counted in environment frames, not in agent steps. Event files are
+written record by record, without TensorFlow, so that a full disk costs a few
+points of a curve, and does not end the run.
 """
 
 import collections
@@ -24,11 +24,11 @@ from tensorboard.summary.writer import record_writer
 from runtime import console
 from runtime import run_folder
 
-# How many finished episodes a "mean_100" is over.
+# The number of finished episodes in a "mean_100".
 WINDOW = 100
 
-# TensorBoard shows the description behind the "i" of every plot: "step", as it
-# calls the axis, could be anything.
+# TensorBoard shows the description with every plot. It calls the axis "step",
+# which could mean anything.
 _METADATA = summary_pb2.SummaryMetadata(
   summary_description='The horizontal axis (step) counts environment frames.',
   plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name='scalars'),
@@ -37,7 +37,7 @@ _METADATA = summary_pb2.SummaryMetadata(
 
 
 class Episodes:
-  """Finished episodes by level; any thread may add, any may read."""
+  """Finished episodes by level; any thread may add or read them."""
 
   def __init__(self):
     self._lock = threading.Lock()
@@ -46,8 +46,8 @@ class Episodes:
       lambda: collections.deque(maxlen=WINDOW)
     )
     self._counts = collections.Counter()
-    # Level: [episodes, sum of returns, sum of frames] since `scalars`. Sums,
-    # not lists: they stay small in a process where nobody asks for them.
+    # By level, [episodes, sum of returns, sum of frames] since the last call of
+    # `scalars`. Sums, not lists: they stay small even if it is never called.
     self._news = {}
 
   def add(
@@ -57,8 +57,8 @@ class Episodes:
 
     Args:
       level_name: the first part of the tags, e.g. 'pong'.
-      episode_return: undiscounted sum of the rewards before any clipping.
-      episode_frames: length in environment frames.
+      episode_return: the undiscounted sum of unclipped rewards.
+      episode_frames: the length in environment frames.
     """
     episode_return = float(episode_return)
     with self._lock:
@@ -71,13 +71,13 @@ class Episodes:
       news[2] += int(episode_frames)
 
   def scalars(self) -> dict[str, float]:
-    """Returns the scalars of what finished since the last call, by tag.
+    """Returns scalars of the episodes finished since the last call, by tag.
 
-    A level with nothing new has no tags. For the others:
-      <level>/episode_return, <level>/episode_frames: means of the new ones.
-      <level>/episodes: how many are new, the weight of these means.
-      <level>/episode_return_mean_100: mean of the level's last 100.
-      episode_return_mean_100: mean of the last 100 of all levels.
+    A level without new episodes has no tags. For the others:
+      <level>/episode_return, <level>/episode_frames: means of new episodes.
+      <level>/episodes: the number of new episodes.
+      <level>/episode_return_mean_100: mean over the level's last 100 episodes.
+      episode_return_mean_100: mean over the last 100 episodes of all levels.
     """
     scalars = {}
     with self._lock:
@@ -94,7 +94,7 @@ class Episodes:
     return scalars
 
   def mean_return(self, level_name: str | None = None) -> float | None:
-    """Returns the mean return of the last 100 episodes, None before any.
+    """Returns the mean return of the last 100 episodes, None if there are none.
 
     Args:
       level_name: the level, or None for all levels together.
@@ -110,7 +110,7 @@ class Episodes:
       return {name: list(values) for name, values in self._returns.items()}
 
   def count(self, level_name: str | None = None) -> int:
-    """Returns how many episodes finished, of one level or (None) of all."""
+    """Returns the number of finished episodes of a level, or (None) of all."""
     with self._lock:
       if level_name is None:
         return self._counts.total()
@@ -123,11 +123,12 @@ class Logger:
   Each line of `metrics.jsonl` is one JSON object:
     num_environment_frames: int, also the step in TensorBoard.
     wall_time: float, seconds since 1970.
-    train_secs: float, seconds trained so far, by earlier runs of the same
-      log directory too.
-    <tag>: float, or null where the value is NaN or infinite.
+    train_secs: float, seconds trained so far, including earlier starts with
+      the same log directory.
+    <tag>: float, or null if the value is NaN or infinite.
 
-  A log directory belongs to one Logger at a time, and that to one thread.
+  A log directory may be used by one Logger at a time, and a Logger by one
+  thread.
   """
 
   def __init__(
@@ -136,20 +137,20 @@ class Logger:
     first_frame: int = 0,
     monotonic: Callable[[], float] = time.monotonic,
   ):
-    """Opens the files; takes back what an earlier run logged too much.
+    """Opens the files; removes what was logged after the last checkpoint.
 
-    A run continues from its last checkpoint, which is older than its last log
-    line. Lines beyond `first_frame` are deleted, and TensorBoard is told to
-    forget the points (they stay in the old event file).
+    A run resumes from its last checkpoint, which is older than its last log
+    line. Lines after `first_frame` are deleted, and TensorBoard is told to
+    ignore the points (they stay in the old event file).
 
     Args:
-      logdir: made if it does not exist.
+      logdir: the log directory; made if it does not exist.
       first_frame: environment frames trained before, from the checkpoint.
-      monotonic: the clock, seconds.
+      monotonic: the clock, in seconds.
 
     Raises:
-      OSError: if the directory cannot be written. After the start this only
-        warns.
+      OSError: the directory cannot be written to. Later failures only cause
+        warnings.
     """
     logdir = pathlib.Path(logdir)
     logdir.mkdir(parents=True, exist_ok=True)
@@ -161,7 +162,8 @@ class Logger:
     lines_path = logdir / 'metrics.jsonl'
     self._earlier_secs = _rewind(lines_path, first_frame)
     self._lines = _AppendFile(lines_path)
-    # Read in the order of the names: microseconds keep quick restarts in order.
+    # TensorBoard reads the files in the order of their names: microseconds keep
+    # quick restarts in order.
     self._events = _AppendFile(
       logdir / f'events.out.tfevents.{time.time():.6f}.{socket.gethostname()}'
     )
@@ -171,7 +173,7 @@ class Logger:
     self._events.append(
       _event_record(
         wall_time=time.time(),
-        step=first_frame + 1,  # The first step to forget.
+        step=first_frame + 1,  # The first step to ignore.
         session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
       )
     )
@@ -179,13 +181,13 @@ class Logger:
   def write(
     self, scalars: Mapping[str, float], num_environment_frames: int
   ) -> None:
-    """Writes one point of each curve, readable at once.
+    """Writes one point of each curve, without buffering.
 
-    If the disk refuses, says so on stderr once, drops the point and tries again
-    at the next call: training matters more than its curves.
+    If the disk fails, it warns once, drops the point and retries at the next
+    call: training matters more than its curves.
 
     Args:
-      scalars: value by tag; anything `float` takes.
+      scalars: value by tag; any type that `float` accepts.
       num_environment_frames: environment frames trained so far.
     """
     frames = int(num_environment_frames)
@@ -203,23 +205,23 @@ class Logger:
       if not self._failing:
         console.warn(
           f'cannot write metrics ({error}). Training goes on; points are lost '
-          'until this works again.'
+          'until writing works again.'
         )
       self._failing = True
     else:
       self._failing = False
 
   def close(self) -> None:
-    """Closes the files. Nothing is lost without it."""
+    """Closes the files. No data is lost without it."""
     self._lines.close()
     self._events.close()
 
   def _summary(self, scalars: Mapping[str, float]) -> summary_pb2.Summary:
-    """Returns the scalars as TensorBoard wants them."""
+    """Returns the scalars in TensorBoard's format."""
     summary = summary_pb2.Summary()
     for tag, scalar in scalars.items():
       value = summary.value.add(tag=tag, simple_value=scalar)
-      # TensorBoard keeps what the first point of a curve says.
+      # TensorBoard takes the metadata of a curve from its first point.
       if tag not in self._described:
         value.metadata.CopyFrom(_METADATA)
         self._described.add(tag)
@@ -227,11 +229,11 @@ class Logger:
 
 
 class _AppendFile:
-  """A file of whole records, even where the disk takes half of one."""
+  """A file of complete records, even if the disk fails while writing one."""
 
   def __init__(self, path: pathlib.Path):
-    # Unbuffered: a record is on its way when `append` returns, and a failure
-    # is known here and not at some later flush.
+    # Unbuffered: when `append` returns, the record is written, and a failure
+    # appears here and not at some later flush.
     self._file = open(path, 'ab', buffering=0)
 
   def append(self, record: bytes) -> None:
@@ -251,14 +253,14 @@ class _AppendFile:
 
 
 def _rewind(path: pathlib.Path, first_frame: int) -> float:
-  """Deletes broken lines of a metrics file, and those beyond `first_frame`.
+  """Deletes broken lines of a metrics file, and those after `first_frame`.
 
   Args:
-    path: a `metrics.jsonl`; nothing happens if there is none.
+    path: a `metrics.jsonl`; nothing happens if it does not exist.
     first_frame: environment frames of the last line to keep.
 
   Returns:
-    Seconds trained up to the last line kept, 0 without any.
+    Seconds trained up to the last line kept; 0 if none is kept.
   """
   train_secs = 0.0
   if not path.exists():
@@ -271,7 +273,7 @@ def _rewind(path: pathlib.Path, first_frame: int) -> float:
           continue
         train_secs = row['train_secs']
       except (ValueError, KeyError, TypeError):
-        continue  # Cut off when a process was killed.
+        continue  # Incomplete: the process was killed while writing it.
       new.write(line.rstrip(b'\n') + b'\n')
   return train_secs
 
@@ -303,6 +305,6 @@ def _event_record(**fields) -> bytes:
 
 
 def _mean(values: Iterable[float]) -> float | None:
-  """Returns the mean, None of nothing."""
+  """Returns the mean, None if there are no values."""
   values = list(values)
   return math.fsum(values) / len(values) if values else None

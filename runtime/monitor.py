@@ -1,4 +1,4 @@
-"""Follows a run: metrics to disk, progress to the screen."""
+"""Monitors a run: writes metrics to disk, and progress to the screen."""
 
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +11,7 @@ from runtime import metrics
 
 
 class Monitor:
-  """Follows a run: keeps the last update, writes metrics, prints progress."""
+  """Keeps the last update's scalars, writes metrics and prints progress."""
 
   def __init__(
     self,
@@ -22,15 +22,15 @@ class Monitor:
     total_environment_frames: int,
     queue_capacity: int,
   ):
-    """Starts following.
+    """Opens the metrics files.
 
     Args:
-      logdir: where metrics go.
-      level_names: by level index.
-      frames_per_step: environment frames of one agent step.
+      logdir: where to write metrics.
+      level_names: the levels of the run, by level index.
+      frames_per_step: environment frames per agent step.
       first_frame: environment frames trained before.
       total_environment_frames: the budget.
-      queue_capacity: in unrolls.
+      queue_capacity: the queue's capacity, in unrolls.
 
     Raises:
       OSError: the metrics cannot be written.
@@ -47,10 +47,10 @@ class Monitor:
     self.num_environment_frames = first_frame
 
   def on_update(self, result: learner.UpdateResult) -> None:
-    """Notes an update; called by the learner's thread."""
+    """Records an update; called by the learner's thread."""
     self._scalars = result.scalars
     self.num_environment_frames = int(result.num_environment_frames)
-    # Step 0 is the last step of the unroll before, where it was counted.
+    # Step 0 is the last step of the previous unroll, and was counted there.
     info = result.info
     for t, b in np.argwhere(info.episode_done[1:]):
       self._episodes.add(
@@ -60,11 +60,11 @@ class Monitor:
       )
 
   def sample_queue(self, size: int) -> None:
-    """Notes how many unrolls wait."""
+    """Records how many unrolls are in the queue."""
     self._queue_sizes.append(size)
 
   def report(self, about_actors: str = '') -> None:
-    """Writes metrics and prints the progress line, with what it is given."""
+    """Writes metrics and prints the progress line, with `about_actors`."""
     frames = self.num_environment_frames
     queue_size = float(np.mean(self._queue_sizes or [0]))
     self._queue_sizes = []

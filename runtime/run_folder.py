@@ -1,4 +1,4 @@
-"""The folder of a run: who may write to it, its settings, files written whole.
+"""The folder of a run: its lock, its settings, and atomic writes.
 
 It holds `config.json` (the settings), `checkpoints/`, the curves, and `.lock`.
 """
@@ -19,7 +19,7 @@ import numpy as np
 from runtime import console
 from runtime import errors
 
-# What may change a result; those that are not installed are left out.
+# Packages whose versions may affect results; those not installed are left out.
 _PACKAGES = (
   'tensorflow',
   'tensorflow-cpu',
@@ -37,14 +37,14 @@ class RunFolderError(errors.UserError):
 
 
 def make_folder(path: str, flag: str) -> None:
-  """Makes a folder, unless it is there, and sees that it can be written.
+  """Makes a folder if it does not exist, and checks that it can be written to.
 
   Args:
     path: the folder.
-    flag: which names it.
+    flag: the flag that names the folder, for the error message.
 
   Raises:
-    RunFolderError: it cannot be written.
+    RunFolderError: the folder cannot be written to.
   """
   try:
     pathlib.Path(path).mkdir(parents=True, exist_ok=True)
@@ -63,10 +63,11 @@ def claim_folder(logdir: str) -> BinaryIO:
     logdir: the run folder.
 
   Returns:
-    What keeps others out until it is closed, or the process has ended.
+    A lock file, which keeps others out until it is closed or the process ends.
 
   Raises:
-    RunFolderError: it cannot be written, or another training has it.
+    RunFolderError: the folder cannot be written to, or another training uses
+      it.
   """
   make_folder(logdir, 'logdir')
   make_folder(os.path.join(logdir, 'checkpoints'), 'logdir')
@@ -77,7 +78,7 @@ def claim_folder(logdir: str) -> BinaryIO:
     lock.close()
     raise RunFolderError(
       f'another training writes to --logdir={logdir}: choose another folder, '
-      'or end it first.'
+      'or end that training first.'
     ) from error
   except OSError:
     pass  # Some network file systems have no locks.
@@ -85,15 +86,15 @@ def claim_folder(logdir: str) -> BinaryIO:
 
 
 def write_settings(logdir: str, settings: Mapping[str, Any]) -> None:
-  """Writes `config.json`: what a run was started with, and on which versions.
+  """Writes `config.json`: the settings of a run, and the packages' versions.
 
   Args:
     logdir: the run folder, which must exist.
-    settings: value by name. What JSON cannot say (infinity, a path) becomes a
-      string.
+    settings: value by name. Values that JSON cannot represent (infinity, a
+      path) become strings.
 
   Raises:
-    OSError: the file cannot be written; an older one is untouched then.
+    OSError: the file cannot be written; an existing file is then unchanged.
   """
   write_json(
     _config_path(logdir),
@@ -108,7 +109,7 @@ def read_settings(logdir: str) -> dict[str, Any]:
   """Returns the settings that the run in `logdir` was started with.
 
   Raises:
-    RunFolderError: there are none to be read.
+    RunFolderError: there are no settings, or they cannot be read.
   """
   path = _config_path(logdir)
   try:
@@ -124,16 +125,16 @@ def check_settings(
   may_change: Set[str],
   allow_changes: bool,
 ) -> None:
-  """Refuses to go on with a run under other settings than it was started with.
+  """Refuses to resume a run with settings other than those it started with.
 
   Args:
-    logdir: the folder of the run, which was started before.
-    settings: of this start.
+    logdir: the folder of the run.
+    settings: the settings to resume with.
     may_change: names of settings that may have another value.
-    allow_changes: only warn.
+    allow_changes: whether to warn instead of raising.
 
   Raises:
-    RunFolderError: it names what differs.
+    RunFolderError: settings differ; the message names them.
   """
   before = read_settings(logdir)
   changes = [
@@ -152,14 +153,15 @@ def check_settings(
 
 
 def write_json(path: str | os.PathLike, value: Mapping[str, Any]) -> None:
-  """Writes strict JSON, all or nothing.
+  """Writes strict JSON, atomically.
 
   Args:
     path: the file, replaced if it exists; its directory must exist.
-    value: what JSON does not know becomes a number (NumPy's) or a string.
+    value: what to write. NumPy numbers become numbers; other types that JSON
+      does not have become strings.
 
   Raises:
-    OSError: the file cannot be written; an older one is untouched then.
+    OSError: the file cannot be written; an existing file is then unchanged.
     ValueError: a number is infinite or NaN.
   """
   text = json.dumps(
@@ -174,10 +176,10 @@ def write_json(path: str | os.PathLike, value: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-  """Opens a file that takes the place of `path` once it is complete.
+  """Opens a file that replaces `path` once it is complete.
 
   Args:
-    path: the file; until then, and if anything fails, it is as it was.
+    path: the file to replace. If anything fails, it stays unchanged.
 
   Raises:
     OSError: the file cannot be written.
@@ -201,7 +203,7 @@ def _config_path(logdir: str) -> pathlib.Path:
 
 
 def _to_json(value: Any) -> Any:
-  """Returns the value as strict JSON gives it back, else its string."""
+  """Returns the value as read back from strict JSON, or else as a string."""
   try:
     return json.loads(json.dumps(value, allow_nan=False))
   except (TypeError, ValueError):
@@ -209,7 +211,7 @@ def _to_json(value: Any) -> Any:
 
 
 def _find_versions() -> dict[str, str]:
-  """Returns the versions of Python and of the packages that are installed."""
+  """Returns the versions of Python and of the installed packages."""
   versions = {'python': platform.python_version()}
   for package in _PACKAGES:
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):

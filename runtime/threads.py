@@ -1,4 +1,4 @@
-"""The threads of a process, and how they end together."""
+"""Threads that stop together."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -10,23 +10,23 @@ from typing import Any
 
 
 class Threads:
-  """Threads that run until one of them ends, fails, or all are stopped."""
+  """Threads that run until one of them ends or fails, or all are stopped."""
 
   def __init__(self, close_queue: Callable[[], Any]):
-    """Keeps `close_queue`, which wakes the threads that wait at the queue."""
+    """Takes `close_queue`, which wakes the threads that wait at the queue."""
     self._close_queue = close_queue
     self._is_stopping = False
-    # Not an Event: a signal may come where the main thread has its lock.
+    # Not an Event: a signal may arrive while the main thread holds its lock.
     self._woken = queue.SimpleQueue()
     self._threads = []
     self.failure: Exception | None = None
 
   def should_stop(self) -> bool:
-    """Returns whether the threads shall end."""
+    """Returns whether the threads should end."""
     return self._is_stopping
 
   def start(self, work: Callable[[], None]) -> None:
-    """Runs `work` in a thread of its own."""
+    """Runs `work` in a new thread."""
     thread = threading.Thread(target=self._run, args=[work], daemon=True)
     self._threads.append(thread)
     thread.start()
@@ -34,8 +34,9 @@ class Threads:
   def _run(self, work):
     try:
       work()
-    except Exception as error:  # Handed to the main thread.
-      # Closing the queue is how the others learn of the end.
+    except Exception as error:  # The main thread raises it.
+      # Once the threads are stopping, errors are expected: the queue is closed
+      # to wake those that wait at it.
       if not self.should_stop():
         self.failure = error
     self.stop()
@@ -46,14 +47,14 @@ class Threads:
     self._woken.put(None)
 
   def wait(self, seconds: float) -> bool:
-    """Waits for the end, or for `seconds`; returns whether it has come."""
+    """Waits for a stop, for at most `seconds`; returns whether it has come."""
     if not self._is_stopping:
       with contextlib.suppress(queue.Empty):
         self._woken.get(timeout=seconds)
     return self._is_stopping
 
   def join(self, timeout_secs: float | None = None) -> None:
-    """Ends all threads; waits for each, or for `timeout_secs`."""
+    """Stops all threads; waits for each, for at most `timeout_secs`."""
     self.stop()
     self._close_queue()
     for thread in self._threads:
@@ -62,13 +63,13 @@ class Threads:
 
 @contextlib.contextmanager
 def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-  """Lets Ctrl-C and SIGTERM end the run in good order, a second one at once."""
+  """Makes Ctrl-C and SIGTERM call `stop`; a second one ends the process."""
 
   def handle(signum, _):
     stop()
     for number in before:
       signal.signal(number, signal.SIG_DFL)
-    # Not print: the signal may have come in the middle of one.
+    # Not print: the signal may have arrived in the middle of one.
     with contextlib.suppress(OSError):
       os.write(1, b'\nStopping; a second signal ends at once.\n')
 
