@@ -296,6 +296,12 @@ class Config:
       for section, field in _fields().values()
     }
 
+  def describe(self) -> dict[str, Any]:
+    """Returns what a run keeps of its settings: all, and `num_learners`."""
+    # The learners' addresses may change, but not their number.
+    num_learners = len(self.cluster.learner_hosts) or 1
+    return self.values() | {'num_learners': num_learners}
+
   def replace(self, **values: Any) -> 'Config':
     """Returns a config with other values, by flag name.
 

@@ -54,8 +54,7 @@ def test(config: config_lib.Config) -> None:
       if path is None:
         raise checkpoint.CheckpointError(f'no checkpoint in {logdir}')
       console.say(f'Playing {path}')
-      about = config.values() | {
-        'num_learners': len(config.cluster.learner_hosts) or 1,
+      about = config.describe() | {
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }

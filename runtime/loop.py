@@ -39,9 +39,7 @@ def run(training: Any) -> None:
   """
   config, session, learner = training.config, training.session, training.learner
   logdir = config.run.logdir
-  settings = config.values()
-  # The learners' addresses may change, but not their number.
-  settings['num_learners'] = len(config.cluster.learner_hosts) or 1
+  settings = config.describe()
   checkpoints = checkpoint.Checkpoints(logdir, learner.variables)
   if checkpoints:
     run_folder.check_settings(
