@@ -146,6 +146,20 @@ class EnvironmentConfig(_Section):
     of_run=True,
   )
   envs_per_actor: int = _flag(16, 'Environments per actor.', low=1)
+  envs_per_process: int | None = _flag(
+    None,
+    'Gymnasium: environments that take turns in one process. Defaults to what '
+    'a trial finds best: 1 for slow ones, more for fast ones.',
+    low=1,
+    may_change=True,
+  )
+  bootstrap_at_time_limit: bool = _flag(
+    True,
+    'Gymnasium and Atari: learn that a time limit is not the end: the value of '
+    'the last observation stands for what was still to come. If false, it is '
+    'an end, as in the original.',
+    agreed=True,
+  )
   full_action_set: bool = _flag(
     False,
     "Atari: use all 18 actions, not the game's own. Runs with several games "

@@ -11,8 +11,9 @@ of those that are ready, with their ids, and `send` starts their next step:
 Each family has a module in `envs`: `atari`, `lab`, `gym`. Neither they nor this
 module may import TensorFlow: environments run in processes without it.
 
-An episode that a time limit cuts counts as ended: no value is bootstrapped from
-its last observation. The original IMPALA does the same.
+An episode that a time limit cuts need not count as ended: if the family can
+show the last observation, an environment may return it, and the first of the
+next episode one step later. See `StepOutputInfo.truncated`.
 """
 
 import abc
@@ -32,14 +33,20 @@ class StepOutputInfo(NamedTuple):
   Attributes:
     episode_return: float32 [n], the sum of all rewards, unclipped.
     episode_step: int32 [n], agent steps.
-    episode_done: bool [n], whether the full episode has ended: the other two
-      are its totals then. It differs from `done` where a lost life ends an
-      episode for learning, and in an environment's very first output.
+    episode_done: bool [n], whether the full episode is over: the other two are
+      its totals then. It differs from `done` where a lost life ends an episode
+      for learning, in an environment's very first output, and where the episode
+      was truncated.
+    truncated: bool [n], whether a time limit has cut the episode, whose last
+      observation this is: its value tells what was still to come. `done` is
+      false. Whatever the next action is, it begins the next episode, in an
+      output like an environment's very first one; nothing is learnt from it.
   """
 
   episode_return: np.ndarray
   episode_step: np.ndarray
   episode_done: np.ndarray
+  truncated: np.ndarray
 
 
 class Observation(NamedTuple):
@@ -50,10 +57,13 @@ class Observation(NamedTuple):
       EnvironmentSpec.
     instruction: int16 [n, instructions.MAX_WORDS], see instructions.hash_words;
       `()` in environments without instructions.
+    vector: float32 [n, D], numbers beside an image; `()` in environments
+      without them.
   """
 
   frame: np.ndarray
   instruction: np.ndarray | tuple
+  vector: np.ndarray | tuple = ()
 
 
 class StepOutput(NamedTuple):
@@ -82,7 +92,8 @@ class EnvironmentSpec:
 
   Attributes:
     frame_shape: the shape of one frame, which is an image or a vector.
-    frame_dtype: np.uint8 for images, np.float32 for vectors.
+    frame_dtype: np.uint8 for images with values from 0 to 255, np.float32 for
+      others and for vectors.
     num_actions: actions are 0 to num_actions - 1.
     frames_per_step: environment frames in one agent step (action repeats).
     stack: S, how many successive frames the agent sees at once. If S > 1, an
@@ -90,6 +101,7 @@ class EnvironmentSpec:
       from before the full episode are blank; a lost life blanks nothing.
     action_meanings: the actions' names, or None.
     has_instruction: whether observations contain an instruction in words.
+    vector_size: D, how many numbers observations contain beside an image.
   """
 
   frame_shape: tuple[int, ...]
@@ -99,6 +111,7 @@ class EnvironmentSpec:
   stack: int
   action_meanings: tuple[str, ...] | None
   has_instruction: bool = False
+  vector_size: int = 0
 
   @property
   def observation_shape(self) -> tuple[int, ...]:
@@ -113,7 +126,18 @@ class EnvironmentSpec:
     arrays = [(self.observation_shape, self.frame_dtype)]
     if self.has_instruction:
       arrays.append(((instructions.MAX_WORDS,), np.dtype(np.int16)))
+    if self.vector_size:
+      arrays.append(((self.vector_size,), np.dtype(np.float32)))
     return arrays
+
+  def to_observation(self, arrays: Sequence[np.ndarray]) -> Observation:
+    """Returns the arrays, in the order of `observation_arrays`, by name."""
+    frame, *others = arrays
+    return Observation(
+      frame,
+      others.pop(0) if self.has_instruction else (),
+      others.pop(0) if self.vector_size else (),
+    )
 
 
 class Environments(abc.ABC):
@@ -241,28 +265,35 @@ class EpisodeTotals:
     self._started = np.zeros([num_envs], bool)
 
   def add(
-    self, env_ids: np.ndarray, rewards: np.ndarray, episode_done: np.ndarray
+    self,
+    env_ids: np.ndarray,
+    rewards: np.ndarray,
+    episode_done: np.ndarray,
+    truncated: np.ndarray,
   ) -> tuple[StepOutputInfo, np.ndarray]:
     """Adds one step of each of n environments.
 
     Args:
       env_ids: int32 [n].
       rewards: float32 [n].
-      episode_done: bool [n], whether a full episode has ended.
+      episode_done: bool [n], whether a full episode is over.
+      truncated: bool [n], see StepOutputInfo; only true where episode_done is.
 
     Returns:
-      The totals including this step, and bool [n]: whether this is the very
-      first output of the environment, which does not count as a step.
+      The totals including this step, and bool [n]: whether this output is the
+      very first of the environment, or as if it were. It is not counted as a
+      step.
     """
     first = ~self._started[env_ids]
-    self._started[env_ids] = True
     self._returns[env_ids] += rewards
     self._steps[env_ids] += ~first
     info = StepOutputInfo(
       self._returns[env_ids].astype(np.float32),
       self._steps[env_ids],
       episode_done,
+      truncated,
     )
+    self._started[env_ids] = ~truncated
     finished = env_ids[episode_done]
     self._returns[finished] = 0
     self._steps[finished] = 0

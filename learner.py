@@ -75,17 +75,23 @@ def compute_baseline_loss(advantages: tf.Tensor) -> tf.Tensor:
   return 0.5 * tf.reduce_sum(tf.square(advantages))
 
 
-def compute_entropy_loss(logits: tf.Tensor) -> tf.Tensor:
+def compute_entropy_loss(
+  logits: tf.Tensor, played: tf.Tensor | None = None
+) -> tf.Tensor:
   """Computes the negative entropy of the policy, summed (section 4.2).
 
   Args:
     logits: float32 [T, B, A], the target policy.
+    played: bool [T, B], which steps count, see `Targets`; None for all.
 
   Returns:
     A float32 scalar; minimising it keeps the policy from converging too early.
   """
   log_policy = tf.nn.log_softmax(logits)
-  return tf.reduce_sum(tf.exp(log_policy) * log_policy)
+  entropies = tf.exp(log_policy) * log_policy
+  if played is not None:
+    entropies *= tf.cast(played, tf.float32)[..., tf.newaxis]
+  return tf.reduce_sum(entropies)
 
 
 def compute_policy_gradient_loss(
@@ -138,6 +144,8 @@ class Targets(NamedTuple):
     target_policy_logits: float32 [T, B, A], pi.
     actions: int32 [T, B], drawn from mu.
     log_rhos: float32 [T, B], log(pi(a|x) / mu(a|x)).
+    played: bool [T, B], false where the environment ignored the action, because
+      a time limit had cut the episode: nothing is learnt from these steps.
   """
 
   vs: tf.Tensor
@@ -146,6 +154,7 @@ class Targets(NamedTuple):
   target_policy_logits: tf.Tensor
   actions: tf.Tensor
   log_rhos: tf.Tensor
+  played: tf.Tensor
 
 
 def compute_targets(
@@ -180,7 +189,12 @@ def compute_targets(
   rewards = clip_rewards(
     batch.env_outputs.reward[1:], hyperparameters.reward_clipping
   )
-  not_done = tf.cast(~batch.env_outputs.done[1:], tf.float32)
+  # The last observation of a truncated episode is worth what the baseline says:
+  # the step after it, which is no part of any episode, "earns" just that. So
+  # its own error is 0, and the step before it sees an ordinary next state.
+  truncated = batch.env_outputs.info.truncated[:-1]
+  rewards = tf.where(truncated, values, rewards)
+  not_done = tf.cast(~(batch.env_outputs.done[1:] | truncated), tf.float32)
   corrected = vtrace.from_logits(
     behaviour_policy_logits=behaviour.policy_logits,
     target_policy_logits=target_policy_logits,
@@ -197,6 +211,7 @@ def compute_targets(
     target_policy_logits=target_policy_logits,
     actions=behaviour.action,
     log_rhos=corrected.log_rhos,
+    played=~truncated,
   )
 
 
@@ -223,13 +238,16 @@ def compute_loss(
   )
   # The error of normalised values: the mean cancels out.
   baseline_loss = compute_baseline_loss((targets.vs - targets.values) / scale)
-  entropy_loss = compute_entropy_loss(targets.target_policy_logits)
+  entropy_loss = compute_entropy_loss(
+    targets.target_policy_logits, targets.played
+  )
   total = (
     policy_gradient_loss
     + hyperparameters.baseline_cost * baseline_loss
     + hyperparameters.entropy_cost * entropy_loss
   )
-  steps = hyperparameters.batch_size * hyperparameters.unroll_length
+  played = tf.cast(targets.played, tf.float32)
+  steps = tf.maximum(tf.reduce_sum(played), 1.0)
   rhos = tf.exp(tf.minimum(targets.log_rhos, 0.0))
   scalars = {
     'losses/total': total,
@@ -237,8 +255,8 @@ def compute_loss(
     'losses/baseline': baseline_loss,
     'losses/entropy': entropy_loss,
     'entropy': -entropy_loss / steps,
-    'mean_clipped_rho': tf.reduce_mean(rhos),
-    'max_abs_log_rho': tf.reduce_max(tf.abs(targets.log_rhos)),
+    'mean_clipped_rho': tf.reduce_sum(rhos * played) / steps,
+    'max_abs_log_rho': tf.reduce_max(tf.abs(targets.log_rhos) * played),
   }
   return total, scalars
 
@@ -294,6 +312,7 @@ class Learner:
     )
     episodes = [batch.level_index, *batch.env_outputs.info]
     level_index, *info = group.all_gather(episodes)
+    info = environments.StepOutputInfo(*info)
     self._popart = before = statistics = None
     if agent.popart_levels is not None:
       self._popart = popart.PopArt(agent.baseline_head)
@@ -303,14 +322,17 @@ class Learner:
     scale = 1.0
     if self._popart:
       # All learners update the statistics from the targets of all of them.
-      shared = group.all_gather([targets.vs, batch.level_index])
-      statistics = popart.update_statistics(before, *shared)
+      shared = [targets.vs, batch.level_index, targets.played]
+      statistics = popart.update_statistics(before, *group.all_gather(shared))
       scale = tf.gather(statistics.scale, batch.level_index)
     loss, scalars = compute_loss(targets, hyperparameters, scale)
+    played = tf.math.count_nonzero(~info.truncated[:-1])
     # After a restart, unrolls may be ahead of the restored policy version.
     lag = tf.maximum(self.num_updates.read_value() - batch.policy_version, 0)
     with tf.control_dependencies([lag]):
-      update, more = self._build_update(loss, frames_per_step, statistics)
+      update, more = self._build_update(
+        loss, played * frames_per_step, statistics
+      )
     self.broadcast_weights = group.broadcast(self.variables)
     scalars |= more | {'policy_lag': tf.reduce_mean(tf.cast(lag, tf.float32))}
     with tf.control_dependencies([update]):
@@ -319,10 +341,10 @@ class Learner:
       num_environment_frames=frames,
       scalars=scalars,
       level_index=level_index,
-      info=environments.StepOutputInfo(*info),
+      info=info,
     )
 
-  def _build_update(self, loss, frames_per_step, statistics):
+  def _build_update(self, loss, frames, statistics):
     """Returns the update op and its scalars.
 
     If the loss or the gradient is not finite, the op changes nothing.
@@ -357,8 +379,6 @@ class Learner:
         ready = [self._popart.apply(statistics)]
     with tf.control_dependencies(ready):
       train = optimizer.apply_gradients(zip(gradients, weights, strict=True))
-    steps = hyperparameters.batch_size * hyperparameters.unroll_length
-    frames = steps * frames_per_step * self._group.size
     with tf.control_dependencies([train]):
       update = tf.group(
         self.num_environment_frames.assign_add(frames),

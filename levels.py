@@ -4,9 +4,11 @@ The prefixes 'gym:' and 'lab:', and which name belongs to which family or suite,
 are known here only. Environments' processes import this: no TensorFlow.
 """
 
+import ast
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
+import urllib.parse
 
 from ale_py import roms
 
@@ -38,7 +40,8 @@ def parse(level_name_flag: str, training: bool) -> list[str]:
       'rooms_watermaze', with or without its path in Lab: a level of DMLab-30.
       'pong', 'Pong', 'ALE/Pong-v5': an Atari game.
       'lab:<path>': any other level of DeepMind Lab.
-      'gym:<id>', 'gym:<module>:<id>': a Gymnasium environment.
+      'gym:<id>', 'gym:<module>:<id>': a Gymnasium environment, perhaps with
+        arguments, see `gym_arguments`.
     training: whether to train. Otherwise the two levels of DMLab-30 that have a
       version for testing are replaced by it.
 
@@ -75,6 +78,7 @@ def _expand(name: str) -> Sequence[str]:
       'A level has an empty name: is there a comma too many?'
     )
   if name.startswith(_GYM):
+    gym_arguments(name)  # Refuses what is not understood.
     return [name]
   if name.removeprefix(_LAB).startswith(dmlab30.LAB_PATH):
     return [dmlab30.SUITE.find_level(name)]
@@ -121,7 +125,41 @@ def find_game(name: str) -> str:
 
 def gym_id(level_name: str) -> str:
   """Returns the id, with its module if it has one, of a level 'gym:<id>'."""
-  return level_name.removeprefix(_GYM)
+  return level_name.removeprefix(_GYM).partition('?')[0]
+
+
+def gym_arguments(level_name: str) -> dict[str, Any]:
+  """Returns the arguments of a level 'gym:<id>?<name>=<value>&...'.
+
+  A value is a Python literal (`3`, `1e-3`, `None`, `[1, 2]`), `true`, `false`
+  or `null` in any case, or else a string. As in a URL, `%2C` is a comma, `%26`
+  an ampersand and `%20` a blank.
+
+  Raises:
+    errors.SettingError: an argument has no name or no value, or is given twice.
+  """
+  arguments = {}
+  _, mark, query = level_name.partition('?')
+  for part in query.split('&') if mark else ():
+    name, equals, value = part.partition('=')
+    if not name.isidentifier() or not equals:
+      raise errors.SettingError(
+        f'{level_name}: {part!r} is not <name>=<value>.'
+      )
+    if name in arguments:
+      raise errors.SettingError(f'{level_name} gives {name} twice.')
+    arguments[name] = _to_value(urllib.parse.unquote(value))
+  return arguments
+
+
+def _to_value(text: str) -> Any:
+  constants = {'true': True, 'false': False, 'null': None, 'none': None}
+  if text.lower() in constants:
+    return constants[text.lower()]
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError):
+    return text
 
 
 def gym_level(gym_id: str) -> str:

@@ -27,6 +27,7 @@ snt.Module()
 _HIDDEN_SIZE = 256
 _WORD_SIZE = 20
 _INSTRUCTION_SIZE = 64
+_VECTOR_SIZE = 64
 
 
 class AgentOutput(NamedTuple):
@@ -235,6 +236,9 @@ class Agent(snt.Module):
     self._spec = spec
     self._torso = torsos.make_torso(torso, spec)
     self._reader = InstructionReader() if spec.has_instruction else None
+    self._vector = None
+    if spec.vector_size:
+      self._vector = snt.Linear(_VECTOR_SIZE, name='vector')
     self._core = Core() if use_lstm else None
     self._policy_logits = snt.Linear(spec.num_actions, name='policy_logits')
     self._baseline = snt.Linear(popart_levels or 1, name='baseline')
@@ -268,7 +272,7 @@ class Agent(snt.Module):
       PopArt [T, B, N], for each of the N levels, normalised; and the state
       after the last step.
     """
-    (frame, instruction), done = env_outputs.observation, env_outputs.done
+    frame, instruction, vector = env_outputs.observation
     if len(self._spec.frame_shape) == 2:  # Grey.
       frame = frame[..., tf.newaxis]
     features = [
@@ -278,9 +282,11 @@ class Agent(snt.Module):
     ]
     if self._reader:
       features.append(snt.BatchApply(self._reader)(instruction))
+    if self._vector:
+      features.append(tf.nn.relu(snt.BatchApply(self._vector)(vector)))
     features = tf.concat(features, axis=-1)
     if self._core:
-      features, state = self._core(features, done, state)
+      features, state = self._core(features, env_outputs.done, state)
     policy_logits = snt.BatchApply(self._policy_logits)(features)
     baseline = snt.BatchApply(self._baseline)(features)
     if self.popart_levels is None:

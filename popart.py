@@ -75,7 +75,10 @@ def unnormalise(
 
 
 def update_statistics(
-  statistics: Statistics, targets: tf.Tensor, level_index: tf.Tensor
+  statistics: Statistics,
+  targets: tf.Tensor,
+  level_index: tf.Tensor,
+  played: tf.Tensor | None = None,
 ) -> Statistics:
   """Moves the statistics of each level in the batch towards its targets.
 
@@ -86,18 +89,26 @@ def update_statistics(
     statistics: the statistics before the update.
     targets: float32 [T, B], `vs`.
     level_index: int32 [B], the level of each unroll.
+    played: bool [T, B], which targets count; None for all.
 
   Returns:
     The updated statistics. Those of a level without targets are unchanged.
   """
   num_levels = statistics.mean.shape[0]
   is_own = tf.one_hot(level_index, num_levels, dtype=tf.float64)  # [B, N]
-  columns = tf.reduce_sum(is_own, axis=0)  # [N]
-  weight = 1.0 - (1.0 - STEP_SIZE) ** (columns * targets.shape[0])
+  counts = tf.ones_like(targets, tf.float64)
+  if played is not None:
+    counts = tf.cast(played, tf.float64)
+
+  def add_up(samples):
+    return tf.linalg.matvec(is_own, tf.reduce_sum(samples, 0), True)
+
+  count = add_up(counts)  # [N]
+  weight = 1.0 - (1.0 - STEP_SIZE) ** count
 
   def follow(moment, samples):
-    sums = tf.linalg.matvec(is_own, tf.reduce_mean(samples, 0), True)
-    return moment + weight * (sums / tf.maximum(columns, 1.0) - moment)
+    mean = add_up(samples * counts) / tf.maximum(count, 1.0)
+    return moment + weight * (mean - moment)
 
   targets = tf.cast(targets, tf.float64)
   return Statistics(

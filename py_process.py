@@ -1,12 +1,15 @@
-"""Runs Python environments in processes of their own.
+"""Runs Python environments in processes outside the main program.
 
-Nobody waits for a slow one: each environment steps and starts its next episode
-in its own process, and the caller takes whichever are ready. Actions, rewards,
+Nobody waits for a slow one: each process steps its environments and starts
+their next episodes, and the caller takes whichever are ready. Actions, rewards,
 episode ends and observations are in one block of anonymous shared memory. All
-that a step sends is one byte to the environment and four bytes back.
+that a step sends is the environment's number, there and back. By default each
+environment has a process of its own; small ones are faster in groups.
 `py_process_worker` is the side of the environments.
 """
 
+import array
+import collections
 from collections.abc import Callable, Sequence
 import contextlib
 from multiprocessing import connection
@@ -57,12 +60,10 @@ class EnvironmentFailed(errors.UserError, RuntimeError):  # noqa: N818
 
 
 class EnvironmentProcesses:
-  """E environments, each in a process of its own.
+  """E environments in processes.
 
-  `start_episodes` starts them; then `recv` and `send` take turns.
-
-  Attributes:
-    specs: what each environment reports about itself (its `spec`).
+  `find_specs` and `start_episodes` start them; then `recv` and `send` take
+  turns.
   """
 
   def __init__(
@@ -71,8 +72,10 @@ class EnvironmentProcesses:
     level_names: Sequence[str],
     max_restarts: int = 0,
     on_restart: Callable[[int], None] | None = None,
+    envs_per_process: int = 1,
+    check_spec: Callable[[int, Any], None] | None = None,
   ):
-    """Starts the processes and makes all environments at the same time.
+    """Starts the processes, which make all environments at the same time.
 
     Args:
       makers: one for each environment. They must pickle. Each is called in the
@@ -81,27 +84,41 @@ class EnvironmentProcesses:
         py_process_worker.
       level_names: their levels, for messages.
       max_restarts: how many times in a row, with no complete episode between,
-        an environment that fails is restarted, with a warning.
-      on_restart: called with the environment's number. Its episode is lost.
-
-    Raises:
-      EnvironmentFailed: one could not be made.
-      py_process_worker.UnusableLevelError: a maker raised it.
+        an environment that fails is restarted, with a warning. One that fails
+        before its first observation is not: it would fail again.
+      on_restart: called with the number of each environment whose episode is
+        lost: the failed one, and the others in its process.
+      envs_per_process: how many environments take turns in one process.
+      check_spec: called with each environment's number and spec once it is
+        made; may raise.
     """
     self._level_names = list(level_names)
     self._max_restarts = max_restarts
     self._on_restart = on_restart
-    self._restarts = np.zeros([len(makers)], int)  # In a row.
-    self._num_restarts = np.zeros([len(makers)], int)  # In all.
+    self._check_spec = check_spec
+    num_envs = len(makers)
+    groups = [
+      list(range(start, min(start + envs_per_process, num_envs)))
+      for start in range(0, num_envs, envs_per_process)
+    ]
+    self._groups = groups
+    self._process = np.arange(num_envs) // envs_per_process
+    self._restarts = np.zeros([num_envs], int)  # In a row.
+    self._num_restarts = np.zeros([len(groups)], int)  # In all.
+    self._told = collections.Counter()  # Failures by their details.
+    self._specs = [None] * num_envs
     self._ready = []  # Numbers read from the pipe, not returned yet.
-    self._steps = np.full([len(makers)], -1)  # -1: not reset yet.
-    self._in_flight = np.zeros([len(makers)], bool)
+    self._steps = np.full([num_envs], -1)  # -1: not reset yet.
+    self._has_played = np.zeros([num_envs], bool)
+    self._in_flight = np.zeros([num_envs], bool)
+    # Restarted while the caller had them: their next actions are ignored.
+    self._is_anew = np.zeros([num_envs], bool)
     self._layout = None
     self._arrays = None
     self._supervisor = None
     self._control, their_control = connection.Pipe()
     self._memory_fd = _open_anonymous_memory()
-    pairs = [connection.Pipe() for _ in makers]
+    pairs = [connection.Pipe() for _ in groups]
     self._links = [ours for ours, _ in pairs]
     self._ready_fd, ready_writer = os.pipe()
     os.set_blocking(self._ready_fd, False)
@@ -111,18 +128,16 @@ class EnvironmentProcesses:
     for link in self._links:
       self._poller.register(link.fileno(), select.POLLIN)
     try:
-      try:
-        self._start_supervisor(
-          their_control.fileno(), list(makers), theirs, ready_writer
-        )
-      finally:
-        for link in [their_control, *(link for _, link in pairs)]:
-          link.close()
-        os.close(ready_writer)
-      self.specs = [self._receive_spec(i) for i in range(len(makers))]
+      self._start_supervisor(
+        their_control.fileno(), list(makers), theirs, ready_writer
+      )
     except BaseException:
       self.close()
       raise
+    finally:
+      for link in [their_control, *(link for _, link in pairs)]:
+        link.close()
+      os.close(ready_writer)
 
   def _start_supervisor(
     self, control_fd: int, makers: list, links: list[int], ready_fd: int
@@ -146,26 +161,50 @@ class EnvironmentProcesses:
       env={'OMP_NUM_THREADS': '1', 'OPENBLAS_NUM_THREADS': '1'} | os.environ,
     )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
-      self._control.send((makers, links, ready_fd, self._memory_fd))
+      self._control.send(
+        (makers, self._groups, links, ready_fd, self._memory_fd)
+      )
 
-  def _receive_spec(self, env_id: int) -> Any:
-    kind, value = self._receive(env_id)
-    if kind == 'spec':
-      return value
-    if kind == 'unusable':
-      raise py_process_worker.UnusableLevelError(value)
-    raise self._failure(env_id, kind, value)
+  def find_specs(self, timeout_secs: float | None = None) -> list[Any]:
+    """Waits until the environments are made.
 
-  def _receive(self, env_id: int) -> tuple[str, Any]:
-    try:
-      return self._links[env_id].recv()
-    except (EOFError, OSError):
-      return 'died', None
+    Args:
+      timeout_secs: the longest wait; None waits for ever.
+
+    Returns:
+      What each environment reports about itself (its `spec`); None for those
+      that are not made yet.
+
+    Raises:
+      EnvironmentFailed: one could not be made.
+      py_process_worker.UnusableLevelError: a maker raised it.
+    """
+    deadline = None if timeout_secs is None else time.monotonic() + timeout_secs
+    while None in self._specs:
+      left = None if deadline is None else max(0, deadline - time.monotonic())
+      ready = connection.wait(
+        [self._links[p] for p in self._find_unmade()], left
+      )
+      if not ready:
+        break
+      for link in ready:
+        self._answer(self._links.index(link), *self._receive(link))
+    return list(self._specs)
+
+  def _find_unmade(self) -> set[int]:
+    """Returns the processes that have not made all their environments."""
+    return {
+      int(self._process[i])
+      for i, spec in enumerate(self._specs)
+      if spec is None
+    }
 
   def start_episodes(
     self, observation: Sequence[tuple[tuple[int, ...], np.dtype]]
   ) -> py_process_worker.SharedArrays:
     """Starts the first episodes of all environments; does not wait.
+
+    Those that are not made yet follow. All must have the same spec.
 
     Args:
       observation: the shape and type of each array of an observation.
@@ -173,16 +212,21 @@ class EnvironmentProcesses:
     Returns:
       The arrays. Rows of environments in flight may change at any time.
     """
-    layout = py_process_worker.Layout(len(self._links), observation)
+    layout = py_process_worker.Layout(len(self._specs), observation)
     self._arrays = layout.map(self._memory_fd)
     # Sent as a tuple: to unpickle a class, a process imports its module.
     self._layout = tuple(layout)
-    for link in self._links:
-      # `recv` reports an environment that has died meanwhile.
-      with contextlib.suppress(OSError):
-        link.send(self._layout)
+    unmade = self._find_unmade()
+    for number in range(len(self._links)):
+      if number not in unmade:
+        self._send_layout(number)
     self._in_flight[:] = True
     return self._arrays
+
+  def _send_layout(self, number: int) -> None:
+    # `recv` reports a process that has died meanwhile.
+    with contextlib.suppress(OSError):
+      self._links[number].send(self._layout)
 
   def recv(
     self, max_batch: int, timeout_secs: float | None = None
@@ -217,10 +261,12 @@ class EnvironmentProcesses:
         break
     env_ids = np.array(self._ready[:wanted], np.int32)
     del self._ready[:wanted]
-    self._in_flight[env_ids] = False
-    dones = self._arrays.dones[env_ids]
-    self._steps[env_ids] = np.where(dones, 0, self._steps[env_ids] + 1)
-    self._restarts[env_ids[dones]] = 0
+    self._in_flight[env_ids] = self._is_anew[env_ids] = False
+    dones, cuts = self._arrays.dones[env_ids], self._arrays.cuts[env_ids]
+    steps = self._steps[env_ids] + 1
+    self._steps[env_ids] = np.where(dones, 0, np.where(cuts, -1, steps))
+    self._restarts[env_ids[dones | cuts]] = 0
+    self._has_played[env_ids] = True
     return env_ids
 
   def _wait(self, timeout_secs: float | None) -> None:
@@ -232,9 +278,9 @@ class EnvironmentProcesses:
         timeout_ms = max(0.0, deadline - time.monotonic()) * 1000
       events = self._poller.poll(timeout_ms)
       messages = {fd for fd, _ in events if fd != self._ready_fd}
-      for env_id, link in enumerate(self._links if messages else ()):
+      for number, link in enumerate(self._links if messages else ()):
         if link.fileno() in messages:
-          self._answer(env_id, *self._receive(env_id))
+          self._answer(number, *self._receive(link))
       # When all processes have died, the pipe is closed as well. The links say
       # why, so they are read first.
       if not messages and (
@@ -260,60 +306,114 @@ class EnvironmentProcesses:
       ValueError: an environment is named twice or in flight already.
     """
     numbers = env_ids.tolist()
-    busy = self._in_flight[env_ids].any()
+    anew = self._is_anew[env_ids]
+    busy = (self._in_flight[env_ids] & ~anew).any()
     if busy or len(set(numbers)) != len(numbers):
       raise ValueError(
         f'An environment takes one action after each recv, got actions for '
         f'{numbers} with {np.flatnonzero(self._in_flight).tolist()} in flight.'
       )
+    if anew.any():
+      self._is_anew[env_ids] = False
+      actions, env_ids = actions[~anew], env_ids[~anew]
     self._arrays.actions[env_ids] = actions
     self._in_flight[env_ids] = True
-    for env_id in numbers:
+    messages = collections.defaultdict(lambda: array.array('i'))
+    processes = self._process[env_ids].tolist()
+    for env_id, process in zip(env_ids.tolist(), processes, strict=True):
+      messages[process].append(env_id)
+    for process, message in messages.items():
       with contextlib.suppress(OSError):  # It has died: `recv` reports it.
-        os.write(self._links[env_id].fileno(), b'\0')
+        os.write(self._links[process].fileno(), message)
 
-  def _answer(self, env_id: int, kind: str, value: Any) -> None:
-    """Handles a message that is not a step: a failure, or a restart's spec."""
-    link = self._links[env_id]
+  def _receive(
+    self, link: connection.Connection
+  ) -> tuple[str, int | None, Any]:
+    try:
+      return link.recv()
+    except (EOFError, OSError):
+      return 'died', None, None
+
+  def _answer(
+    self, number: int, kind: str, env_id: int | None, value: Any
+  ) -> None:
+    """Handles a message that is not a step: a spec or a failure."""
+    if kind == 'unusable':
+      raise py_process_worker.UnusableLevelError(value)
     if kind == 'spec':
-      with contextlib.suppress(OSError):
-        link.send(self._layout)
+      if self._check_spec:
+        self._check_spec(env_id, value)
+      self._specs[env_id] = value
+      if self._layout and number not in self._find_unmade():
+        self._send_layout(number)
       return
-    failure = self._failure(env_id, kind, value)
-    if value is None or self._restarts[env_id] >= self._max_restarts:
-      raise failure
+    if env_id is None:
+      env_id = self._find_running(number)
+    details = _describe_death(value) if kind == 'died' else value.strip()
+    if value is None or not self._may_restart(env_id, value):
+      if self._told[_kind_of(details)]:
+        details = f'As before: {details.splitlines()[-1]}'
+      raise self._failure(env_id, details)
     self._restarts[env_id] += 1
-    self._num_restarts[env_id] += 1
-    console.warn(
-      f'{failure}\nIt starts anew ({self._restarts[env_id]} of '
-      f'{self._max_restarts} times in a row).'
-    )
-    if kind != 'died' and link.poll(py_process_worker.GRACE_SECS):
-      self._receive(env_id)  # Now it has died as well.
-    # Its last step may still be unread, and must not count as the first step
-    # after the restart.
-    self._read_ready(len(self._ready) + len(self._links))
-    self._ready = [ready for ready in self._ready if ready != env_id]
-    self._in_flight[env_id] = True
-    self._steps[env_id] = -1
-    if self._on_restart:
-      self._on_restart(env_id)
-    with contextlib.suppress(OSError):  # The supervisor has died.
-      self._control.send((env_id, int(self._num_restarts[env_id])))
+    self._warn(self._failure(env_id, details))
+    self._restart(number, kind)
 
-  def _failure(
-    self, env_id: int, kind: str, value: str | int | None
-  ) -> EnvironmentFailed:
-    if kind != 'died':
-      details = value
-    elif value is None:
-      details = 'Its process and the supervisor have ended.'
-    elif value < 0:
-      details = f'Its process was ended by {_signal_name(-value)}.'
-    else:
-      details = f'Its process ended with exit code {value}.'
+  def _find_running(self, number: int) -> int:
+    """Returns the environment during whose work its process has died."""
+    for env_id in self._groups[number]:
+      if self._specs[env_id] is None:
+        return env_id
+    if self._arrays is None:
+      return self._groups[number][0]
+    return int(self._arrays.running[number])
+
+  def _may_restart(self, env_id: int, value: str | int) -> bool:
+    # What fails before its first observation would fail again; unless somebody
+    # killed it.
+    is_killed = isinstance(value, int) and value < 0
+    return (is_killed or bool(self._has_played[env_id])) and bool(
+      self._restarts[env_id] < self._max_restarts
+    )
+
+  def _failure(self, env_id: int, details: str) -> EnvironmentFailed:
     step = self._steps[env_id] + 1
     return EnvironmentFailed(self._level_names[env_id], env_id, step, details)
+
+  def _warn(self, failure: EnvironmentFailed) -> None:
+    """Describes a failure once; the same one again is only counted."""
+    kind = _kind_of(failure.details)
+    self._told[kind] += 1
+    count = self._told[kind]
+    if count == 1:
+      console.warn(
+        f'{failure}\nIt starts anew ({self._restarts[failure.env_id]} of '
+        f'{self._max_restarts} times in a row).'
+      )
+    elif str(count).strip('0') == '1':  # 10, 100, ...
+      console.warn(
+        f'{failure.level_name} has failed in the same way {count:,} times: '
+        f'{failure.details.splitlines()[-1]}'
+      )
+
+  def _restart(self, number: int, kind: str) -> None:
+    """Restarts a process whose failure was a message of this kind."""
+    link, group = self._links[number], self._groups[number]
+    if kind != 'died' and link.poll(py_process_worker.GRACE_SECS):
+      self._receive(link)  # Now it has died as well.
+    # Its last steps may still be unread, and must not count as the first steps
+    # after the restart.
+    self._read_ready(len(self._ready) + len(self._specs))
+    self._ready = [ready for ready in self._ready if ready not in group]
+    self._is_anew[group] = ~self._in_flight[group]
+    self._in_flight[group] = True
+    self._steps[group] = -1
+    for env_id in group:
+      self._specs[env_id] = None
+      if self._on_restart:
+        self._on_restart(env_id)
+    self._num_restarts[number] += 1
+    with contextlib.suppress(OSError):  # The supervisor has died.
+      self._control.send((number, int(self._num_restarts[number])))
 
   def close(self) -> None:
     """Ends all processes within 3 s, whatever they are doing."""
@@ -340,6 +440,19 @@ def _open_anonymous_memory() -> int:
     return os.memfd_create('environments')
   with tempfile.TemporaryFile() as file:
     return os.dup(file.fileno())
+
+
+def _describe_death(exit_code: int | None) -> str:
+  if exit_code is None:
+    return 'Its process and the supervisor have ended.'
+  if exit_code < 0:
+    return f'Its process was ended by {_signal_name(-exit_code)}.'
+  return f'Its process ended with exit code {exit_code}.'
+
+
+def _kind_of(details: str) -> str:
+  """Returns what failures with the same cause share: not the last message."""
+  return details.rpartition('\n')[0] or details
 
 
 def _signal_name(number: int) -> str:

@@ -1,7 +1,7 @@
 """The side of `py_process` that runs outside the main program.
 
 The supervisor is a small process that imports the environments' modules once
-and forks one process for each environment. `multiprocessing` has such a server
+and forks the environments' processes. `multiprocessing` has such a server
 too, but it runs the main program's file again in every process (which imports
 TensorFlow: 5 s, 490 MB, and the renderer of DeepMind Lab crashes next to it),
 and leaves a temporary folder behind when the main program is killed.
@@ -12,7 +12,7 @@ and not ours; see `_OwnModules`.
 Nothing here, nor what is imported from here, may import TensorFlow.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 from importlib import machinery
@@ -35,6 +35,8 @@ from runtime import errors
 
 # How long environments may take to close, and then to obey SIGTERM.
 GRACE_SECS = 1.0
+# More than the numbers of all environments of one process.
+_MAX_BYTES = 2**16
 
 ROOT = os.path.dirname(os.path.abspath(__file__))
 
@@ -67,8 +69,13 @@ class EnvironmentProtocol(Protocol):
   def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode and returns its first observation."""
 
-  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool]:
-    """Returns the observation, the reward and whether the episode has ended."""
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool, bool]:
+    """Takes one step.
+
+    Returns:
+      The observation, the reward, whether the episode has ended, and whether a
+      time limit has cut it instead. After an end, the observation is not used.
+    """
 
   def close(self) -> None:
     """Frees the environment's resources."""
@@ -79,14 +86,20 @@ class SharedArrays(NamedTuple):
 
   Attributes:
     actions: int32 [E], written by the caller.
-    rewards: float32 [E], of the last step; 0 after the very first reset.
+    rewards: float32 [E], of the last step; 0 after a reset that was a step of
+      its own: the very first one, and the one after a cut.
     dones: bool [E], whether the last step ended an episode.
-    observation: arrays [E, ...]; after an end, of the next episode already.
+    cuts: bool [E], whether a time limit cut it instead.
+    running: int32 [E], row p is the environment that process p runs, or ran.
+    observation: arrays [E, ...]; after an end, of the next episode already;
+      after a cut, the last one of the episode.
   """
 
   actions: np.ndarray
   rewards: np.ndarray
   dones: np.ndarray
+  cuts: np.ndarray
+  running: np.ndarray
   observation: Sequence[np.ndarray]
 
   def write_observation(
@@ -114,6 +127,8 @@ class Layout(NamedTuple):
       ((), np.dtype(np.int32)),
       ((), np.dtype(np.float32)),
       ((), np.dtype(np.bool_)),
+      ((), np.dtype(np.bool_)),
+      ((), np.dtype(np.int32)),
       *self.observation,
     ]
     offsets = [0]
@@ -122,41 +137,47 @@ class Layout(NamedTuple):
       offsets.append(offsets[-1] + -(-num_bytes // 64) * 64)  # Cache lines.
     os.ftruncate(memory_fd, offsets[-1])
     memory = mmap.mmap(memory_fd, offsets[-1])
-    actions, rewards, dones, *observation = (
+    arrays = [
       np.ndarray((self.num_envs, *shape), dtype, memory, offset)
       for (shape, dtype), offset in zip(fields, offsets, strict=False)
-    )
-    return SharedArrays(actions, rewards, dones, observation)
+    ]
+    num_others = len(fields) - len(self.observation)
+    return SharedArrays(*arrays[:num_others], arrays[num_others:])
 
 
 def supervise(control_fd: int) -> None:
   """Forks the environments' processes and waits for their ends.
 
   Runs in the supervisor. Over `control_fd`, the caller first sends what to
-  make, and then which environments to restart. When the caller closes it, all
-  processes are ended. In a forked process this returns when the environment has
-  ended.
+  make, and then which processes to restart. When the caller closes it, all
+  processes are ended. In a forked process this returns when its environments
+  have ended.
   """
   console.keep_exit_code()  # Environments may print.
   # Both are for the caller to handle, even if sent to all processes.
   signal.signal(signal.SIGINT, signal.SIG_IGN)
   signal.signal(signal.SIGTERM, signal.SIG_IGN)
   control = connection.Connection(control_fd)
-  makers, link_fds, ready_fd, memory_fd = control.recv()
+  makers, groups, link_fds, ready_fd, memory_fd = control.recv()
   links = [connection.Connection(fd) for fd in link_fds]
-  processes = {}  # Environments' numbers by process number.
+  processes = {}  # Numbers of the groups by process number.
   with _woken_by_children() as woken:
-    mine = _fork([(i, 0) for i in range(len(makers))], processes)
+    mine = _fork([(i, 0) for i in range(len(groups))], processes)
     while mine is None:
       wanted = _supervise_processes(control, woken, processes, links)
       if wanted is None:
         return
       mine = _fork([wanted], processes)
-  env_id, num_restarts = mine
-  for link in [control, *links[:env_id], *links[env_id + 1 :]]:
+  number, num_restarts = mine
+  for link in [control, *links[:number], *links[number + 1 :]]:
     link.close()
-  maker = functools.partial(makers[env_id], num_restarts)
-  _run_environment(env_id, maker, links[env_id], ready_fd, memory_fd)
+  _run_environments(
+    number,
+    {i: functools.partial(makers[i], num_restarts) for i in groups[number]},
+    links[number],
+    ready_fd,
+    memory_fd,
+  )
 
 
 def _fork(
@@ -193,8 +214,8 @@ def _supervise_processes(
   """Reports ended processes until the caller asks for a restart or is gone.
 
   Returns:
-    The number of the environment to restart and the number of the restart; None
-    if the caller is gone: then all processes have been ended.
+    The number of the process to restart and the number of the restart; None if
+    the caller is gone: then all processes have been ended.
   """
   while True:
     _reap(processes, links)
@@ -203,16 +224,16 @@ def _supervise_processes(
       woken.recv(4096)
     if control in readable:
       try:
-        env_id, num_restarts = control.recv()
+        wanted, num_restarts = control.recv()
       except (EOFError, OSError):  # The caller has closed it, or died.
         _end_all(woken, processes, links)
         return None
       for process_id, number in list(processes.items()):
-        if number == env_id:  # It has failed, but its process still runs.
+        if number == wanted:  # It has failed, but its process still runs.
           os.kill(process_id, signal.SIGKILL)
           os.waitpid(process_id, 0)
           del processes[process_id]
-      return env_id, num_restarts
+      return wanted, num_restarts
 
 
 def _end_all(
@@ -244,45 +265,61 @@ def _reap(
     if not process_id:
       break
     link = links[processes.pop(process_id)]
-    _tell(link, 'died', os.waitstatus_to_exitcode(status))
+    _tell(link, 'died', None, os.waitstatus_to_exitcode(status))
   return bool(processes)
 
 
-def _tell(link: connection.Connection, kind: str, value: Any) -> None:
+def _tell(
+  link: connection.Connection, kind: str, env_id: int | None, value: Any
+) -> None:
   with contextlib.suppress(OSError):  # The caller may be gone.
-    link.send((kind, value))
+    link.send((kind, env_id, value))
 
 
-def _run_environment(
-  env_id: int,
-  maker: Callable[[], EnvironmentProtocol],
+def _run_environments(
+  number: int,
+  makers: Mapping[int, Callable[[], EnvironmentProtocol]],
   link: connection.Connection,
   ready_fd: int,
   memory_fd: int,
 ) -> None:
-  """Makes and steps one environment until the caller is gone."""
+  """Makes and steps environments until the caller is gone.
+
+  Args:
+    number: the number of this process.
+    makers: by the environments' numbers.
+    link: to the caller.
+    ready_fd: where to write the numbers of those that are ready.
+    memory_fd: the shared memory.
+  """
 
   def exit_once(*_):
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit
 
   signal.signal(signal.SIGTERM, exit_once)
-  environment = None
+  made = {}
+  env_id = None
   try:
     own_modules = _OwnModules()
-    environment = maker()
     _drain(link.fileno())
-    with own_modules.importable():
-      link.send(('spec', environment.spec))
-    layout = Layout(*link.recv())
-    arrays = layout.map(memory_fd)
-    _step_until_closed(environment, env_id, arrays, link.fileno(), ready_fd)
+    for env_id, maker in makers.items():
+      made[env_id] = maker()
+      with own_modules.importable():
+        link.send(('spec', env_id, made[env_id].spec))
+    arrays = Layout(*link.recv()).map(memory_fd)
+    group = _Group(made, arrays, number)
+    # If one fails, `env_id` says which.
+    for env_id in group.run(link.fileno(), ready_fd):  # noqa: B007
+      pass
   except UnusableLevelError as error:
-    _tell(link, 'unusable', str(error))
+    _tell(link, 'unusable', env_id, str(error))
+  except errors.UserError as error:
+    _tell(link, 'failed', env_id, str(error))
   except Exception:
-    _tell(link, 'failed', traceback.format_exc())
+    _tell(link, 'failed', env_id, traceback.format_exc())
   finally:
-    if environment is not None:
+    for environment in made.values():
       environment.close()
     # From here on, only the interpreter's shutdown remains.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -365,23 +402,54 @@ def _drain(link_fd: int) -> None:
   os.set_blocking(link_fd, True)
 
 
-def _step_until_closed(
-  environment: EnvironmentProtocol,
-  env_id: int,
-  arrays: SharedArrays,
-  link_fd: int,
-  ready_fd: int,
-) -> None:
-  actions, rewards, dones, _ = arrays
-  rewards[env_id], dones[env_id] = 0, False  # This may be a restart.
-  ready_message = np.int32(env_id).tobytes()
-  arrays.write_observation(env_id, environment.reset())
-  os.write(ready_fd, ready_message)
-  while os.read(link_fd, 1):
-    observation, reward, done = environment.step(int(actions[env_id]))
+class _Group:
+  """The environments of one process, which take turns."""
+
+  def __init__(
+    self,
+    made: Mapping[int, EnvironmentProtocol],
+    arrays: SharedArrays,
+    number: int,
+  ):
+    """Takes the environments, by their numbers, and this process's number."""
+    self._made = made
+    self._arrays = arrays
+    self._number = number
+    self._waiting = set(made)  # For a reset that is a step of its own.
+
+  def run(self, link_fd: int, ready_fd: int) -> Iterator[int]:
+    """Steps those whose numbers come over the link, until it is closed.
+
+    Yields:
+      The number of the environment that is next.
+    """
+    env_ids = np.array(list(self._made), np.int32)
+    while env_ids.size:
+      for env_id in env_ids.tolist():
+        yield env_id
+        self._arrays.running[self._number] = env_id
+        self._advance(env_id)
+      # One message for all of them: waking the caller takes longer than a step
+      # of a small environment.
+      os.write(ready_fd, env_ids.tobytes())
+      env_ids = np.frombuffer(os.read(link_fd, _MAX_BYTES), np.int32)
+
+  def _advance(self, env_id: int) -> None:
+    """Takes one step of an environment, or begins its next episode."""
+    arrays, environment = self._arrays, self._made[env_id]
+    reward, done, is_cut = 0.0, False, False
+    if env_id in self._waiting:
+      self._waiting.remove(env_id)
+      observation = environment.reset()
+    else:
+      observation, reward, done, is_cut = environment.step(
+        int(arrays.actions[env_id])
+      )
     if done:
       observation = environment.reset()
+    elif is_cut:
+      self._waiting.add(env_id)
     arrays.write_observation(env_id, observation)
-    rewards[env_id] = reward
-    dones[env_id] = done
-    os.write(ready_fd, ready_message)
+    arrays.rewards[env_id] = reward
+    arrays.dones[env_id] = done
+    arrays.cuts[env_id] = is_cut

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 import math
 
-import numpy as np
 import sonnet as snt
 import tensorflow as tf
 
@@ -179,7 +178,7 @@ def make_torso(torso: str, spec: environments.EnvironmentSpec) -> snt.Module:
 
 
 def _is_image(spec: environments.EnvironmentSpec) -> bool:
-  return spec.frame_dtype == np.uint8
+  return len(spec.frame_shape) >= 2
 
 
 def _fits_shallow(spec: environments.EnvironmentSpec) -> bool:

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tensorflow.python.ops import data_flow_ops  # StagingArea is not public.
 
 import environments
-from envs import instructions
 import networks
 
 tf1 = tf.compat.v1
@@ -71,6 +70,7 @@ def unroll_specs(
         episode_return=tf.TensorSpec([steps], tf.float32),
         episode_step=tf.TensorSpec([steps], tf.int32),
         episode_done=tf.TensorSpec([steps], tf.bool),
+        truncated=tf.TensorSpec([steps], tf.bool),
       ),
       done=tf.TensorSpec([steps], tf.bool),
       observation=tf.nest.map_structure(
@@ -89,11 +89,8 @@ def observation_specs(
   spec: environments.EnvironmentSpec,
 ) -> environments.Observation:
   """Returns the `tf.TensorSpec`s of one observation."""
-  instruction = ()
-  if spec.has_instruction:
-    instruction = tf.TensorSpec([instructions.MAX_WORDS], tf.int16)
-  frame = tf.TensorSpec(spec.observation_shape, spec.frame_dtype)
-  return environments.Observation(frame, instruction)
+  arrays = spec.observation_arrays
+  return spec.to_observation([tf.TensorSpec(*array) for array in arrays])
 
 
 def make_queue(specs: ActorOutput, capacity: int) -> tf.queue.FIFOQueue:
@@ -203,7 +200,9 @@ def _stack_frames(batch: ActorOutput) -> tf.Tensor:
   length, size, *shape = frames.shape
   earlier = batch.earlier_frames.shape[1]
   # Stacks are blank before the start of a game, but not before a lost life.
-  begins = info.episode_done | tf.equal(info.episode_step, 0)
+  # A truncated game still shows its own last frames.
+  is_next = info.episode_done & ~info.truncated
+  begins = is_next | tf.equal(info.episode_step, 0)
   game = tf.cumsum(tf.cast(begins, tf.int32))  # [T + 1, B]
   game = tf.concat([tf.zeros([earlier, size], tf.int32), game], axis=0)
   steps = np.arange(length)[:, None] + np.arange(earlier + 1)  # [T + 1, S]

@@ -140,6 +140,7 @@ def agreed_settings(
     'num_actions': spec.num_actions,
     'action_meanings': spec.action_meanings,
     'has_instruction': spec.has_instruction,
+    'vector_size': spec.vector_size,
     'num_learners': len(config.cluster.learner_hosts),
     **{name: values[name] for name in config_lib.names(agreed=True)},
   }

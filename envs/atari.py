@@ -37,6 +37,9 @@ class AtariSettings:
     full_action_set: use all 18 actions of the console, not only those of the
       game. Runs of several games always do. Actions that a game does not have
       (9 of them in skiing) are no-ops there.
+    bootstrap_at_time_limit: whether a game that is cut ends with its last
+      observation, see environments.StepOutputInfo, in training. Otherwise it
+      ends like any other.
     num_threads: threads that step games; None for one per usable core.
   """
 
@@ -45,6 +48,7 @@ class AtariSettings:
   max_episode_frames: int = 108_000
   repeat_action_probability: float = 0.0
   full_action_set: bool = False
+  bootstrap_at_time_limit: bool = True
   num_threads: int | None = None
 
   def __post_init__(self):
@@ -104,6 +108,7 @@ class AtariEnvironments(environments.Environments):
     level_names, self._settings = _resolve(level_names, settings)
     super().__init__(level_names, num_envs, seed, max_batch)
     self._training = training
+    shows_cuts = training and self._settings.bootstrap_at_time_limit
     self._lives = np.zeros([num_envs], np.int32)
     self._groups = []
     for level_name in dict.fromkeys(self.level_names):
@@ -115,6 +120,7 @@ class AtariEnvironments(environments.Environments):
             level_name,
             self.seeds,
             _vector_arguments(self._settings),
+            shows_cuts,
           )
         )
     self.spec = _make_spec(self._groups[0].action_meanings, self._settings)
@@ -156,14 +162,17 @@ class AtariEnvironments(environments.Environments):
     self,
     env_ids: np.ndarray,
     rewards: np.ndarray,
-    episode_done: np.ndarray,
+    done: np.ndarray,
+    truncated: np.ndarray,
     lives: np.ndarray,
     stacks: np.ndarray,
   ) -> tuple[np.ndarray, environments.StepOutput]:
     # The emulator's rewards are integers, so they are finite.
     rewards = rewards.astype(np.float32)
-    info, first = self._episodes.add(env_ids, rewards, episode_done)
-    done = episode_done | first
+    info, first = self._episodes.add(
+      env_ids, rewards, done | truncated, truncated
+    )
+    done = done | first
     if self._training:
       # Only a decrease is a lost life: some games count up after their start.
       # And 0 lives need not be the end: bank_heist has a last life then.
@@ -208,7 +217,10 @@ class _AtariGroup:
     level_name: str,
     seeds: Sequence[int],
     arguments: dict[str, Any],
+    shows_cuts: bool = False,
   ):
+    self._shows_cuts = shows_cuts
+    self._cut = np.zeros([len(env_ids)], bool)  # By the last step.
     self.env_ids = env_ids
     self.level_name = level_name
     self._seeds = np.array(seeds)[env_ids]
@@ -237,27 +249,38 @@ class _AtariGroup:
     """Starts a step with int32 [n] actions, indices into `action_meanings`."""
     self._vector.send(self._own_actions[actions])
 
-  def recv(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  def recv(self) -> tuple[np.ndarray, ...]:
     """Waits for the step's end.
 
     Returns:
       int32 [n], rewards; bool [n], whether an episode has ended and the next
-      has begun; int32 [n], lives; and uint8 [n, 4, 84, 84], stacks of frames.
+      has begun; bool [n], whether a time limit has cut it, see
+      environments.StepOutputInfo; int32 [n], lives; and uint8 [n, 4, 84, 84],
+      stacks of frames.
     """
-    if self._started:
-      stacks, rewards, terminated, truncated, info = self._vector.recv()
-      episode_done = terminated | truncated
-      begun = episode_done
-    else:
+    anew, size = self._cut, len(self.env_ids)
+    self._cut = np.zeros([size], bool)
+    if not self._started:
       self._started = True
       stacks, info = self._vector.reset(seed=self._seeds)
-      rewards = np.zeros([len(self.env_ids)], np.int32)
-      episode_done = np.zeros([len(self.env_ids)], bool)
-      begun = ~episode_done
-    if self._draws_noops and begun.any():
-      stacks, info = self._draw_again(begun, stacks, info)
+      rewards, done = np.zeros([size], np.int32), np.zeros([size], bool)
+      stacks, info = self._draw_again(~done, stacks, info)
+      return rewards, done, self._cut, info['lives'], stacks
+    stacks, rewards, terminated, truncated, info = self._vector.recv()
+    done = terminated | truncated
+    last = info.get('final_obs')
+    if anew.any():
+      # The emulator had begun an episode already, and has stepped it.
+      stacks, info = self._vector.reset(options={'reset_mask': anew})
+      rewards, done = np.where(anew, 0, rewards), done & ~anew
+    if self._shows_cuts and truncated.any():
+      self._cut = truncated & ~terminated & ~anew
+      done &= ~self._cut
+    stacks, info = self._draw_again(done | anew, stacks, info)
+    if self._cut.any():
+      stacks[self._cut] = last[self._cut]
     # The emulator allocates the stacks anew for each call: no copy is needed.
-    return rewards, episode_done, info['lives'], stacks
+    return rewards, done, self._cut, info['lives'], stacks
 
   def _draw_again(
     self, begun: np.ndarray, stacks: np.ndarray, info: dict[str, np.ndarray]
@@ -267,6 +290,8 @@ class _AtariGroup:
     The emulator draws the number of no-ops from 0 to the maximum, the paper
     from 1. Drawing again after a 0 keeps all others equally likely.
     """
+    if not self._draws_noops or not begun.any():
+      return stacks, info
     rejected = begun & (info['episode_frame_number'] == 0)
     while rejected.any():
       stacks, info = self._vector.reset(options={'reset_mask': rejected})
@@ -319,11 +344,11 @@ def replay(
   group = _AtariGroup(
     np.zeros([1], np.int32), levels.find_game(level_name), [seed], arguments
   )
-  _, _, _, stacks = group.recv()
+  *_, stacks = group.recv()
   for action in actions:
     frame = stacks[0, -1]
     group.send(np.array([action]))
-    rewards, over, _, stacks = group.recv()
+    rewards, over, *_, stacks = group.recv()
     yield frame, float(rewards[0]), bool(over[0])
 
 

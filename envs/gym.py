@@ -1,27 +1,56 @@
-"""Gymnasium environments, each in its own process."""
+"""Gymnasium environments, in processes of their own."""
 
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import difflib
 import functools
+import inspect
 import random
+import time
+from typing import Any
 
 import gymnasium
+from gymnasium.envs import registration
 import numpy as np
 
 import environments
 from envs import in_processes
-from envs import instructions
+from envs import spaces
 import levels
 import py_process
 import py_process_worker
+
+# How long a trial of each level takes, and of all of them at most.
+_TRIAL_SECS = 0.05
+_MAX_TRIALS_SECS = 2.0
+# Environments share a process if all of them together take a step in this time,
+# and if none takes this long for anything: the others would wait for it.
+_TURN_SECS = 0.002
+_MAX_CALL_SECS = 0.05
+
+
+@dataclasses.dataclass(frozen=True)
+class GymSettings:
+  """How Gymnasium environments are run.
+
+  Attributes:
+    envs_per_process: how many take turns in one process; None to let a trial
+      decide: one if they are slow, half of them if they are fast.
+    bootstrap_at_time_limit: whether an episode that the environment truncates
+      ends with its last observation, see environments.StepOutputInfo, in
+      training. Otherwise it ends like any other.
+  """
+
+  envs_per_process: int | None = 1
+  bootstrap_at_time_limit: bool = True
 
 
 class GymEnvironments(in_processes.ProcessEnvironments):
   """Gymnasium environments that step and reset without waiting for others.
 
-  An episode ends where the environment terminates or truncates it, and the next
-  begins in the same step: no action is lost on a reset.
+  Where the environment terminates an episode, the next begins in the same step:
+  no action is lost on a reset.
   """
 
   def __init__(
@@ -29,27 +58,86 @@ class GymEnvironments(in_processes.ProcessEnvironments):
     level_names: Sequence[str],
     num_envs: int,
     seed: int | Sequence[int],
+    *,
+    training: bool,
     max_batch: int | None = None,
     max_restarts: int = 0,
+    settings: GymSettings | None = None,
   ):
     """Makes all environments at once; does not wait for their first resets.
 
     Args:
       level_names: 'gym:<id>' or 'gym:<module>:<id>', where importing the module
-        registers the id. All must have the same spaces.
+        registers the id; perhaps with arguments, see levels.gym_arguments. All
+        must have the same spaces.
       num_envs: see Environments.
       seed: see Environments.
+      training: whether the agent learns from them.
       max_batch: see Environments.
       max_restarts: see py_process.EnvironmentProcesses.
+      settings: how they are run; None for the defaults.
 
     Raises:
       errors.SettingError: a level is unknown, or its spaces are not supported
         or differ from those of the others.
       py_process.EnvironmentFailed: an environment could not be made.
     """
-    super().__init__(
-      GymEnvironment, level_names, num_envs, seed, max_batch, max_restarts
+    settings = settings or GymSettings()
+    self._envs_per_process = (
+      settings.envs_per_process
+      or _choose_envs_per_process(level_names, num_envs)
     )
+    make_environment = functools.partial(
+      GymEnvironment,
+      shows_cuts=training and settings.bootstrap_at_time_limit,
+    )
+    super().__init__(
+      make_environment,
+      level_names,
+      num_envs,
+      seed,
+      max_batch,
+      max_restarts,
+      self._envs_per_process,
+    )
+
+  def settings(self) -> dict[str, Any]:
+    """Returns how many environments share a process."""
+    return {'envs_per_process': self._envs_per_process}
+
+
+def _choose_envs_per_process(level_names: Sequence[str], num_envs: int) -> int:
+  """Tries the levels; returns how many environments to run in a process."""
+  # At least two processes, so that one half steps while the policy works.
+  most = -(-num_envs // 2)
+  if most == 1:
+    return 1
+  make_trial = functools.partial(_Trial, tuple(dict.fromkeys(level_names)))
+  trial = py_process.EnvironmentProcesses([make_trial], level_names[:1])
+  with contextlib.closing(trial):
+    try:
+      (secs,) = trial.find_specs(_MAX_TRIALS_SECS)
+    except py_process.EnvironmentFailed:
+      secs = None  # It fails again soon, where this is reported.
+  if secs is None:
+    return 1
+  mean, longest = secs
+  wanted = 1 if longest > _MAX_CALL_SECS else int(_TURN_SECS / mean)
+  wanted = max(1, min(most, wanted))
+  num_processes = -(-num_envs // wanted)
+  return -(-num_envs // num_processes)
+
+
+class _Trial:
+  """Tries levels, and reports how long their steps take as its spec."""
+
+  def __init__(self, level_names: Sequence[str], num_restarts: int):
+    del num_restarts
+    times = [_time_steps(name) for name in level_names]
+    self.spec = tuple(max(column) for column in zip(*times, strict=True))
+
+  def close(self) -> None:
+    """Does nothing: all environments are closed."""
 
 
 def find_spec(level_name: str) -> environments.EnvironmentSpec:
@@ -65,13 +153,19 @@ def find_spec(level_name: str) -> environments.EnvironmentSpec:
   make_environment = functools.partial(GymEnvironment, level_name, 0)
   processes = py_process.EnvironmentProcesses([make_environment], [level_name])
   with contextlib.closing(processes):
-    return processes.specs[0]
+    return processes.find_specs()[0]
 
 
 class GymEnvironment:
-  """One Gymnasium environment as `py_process` runs it, in its own process."""
+  """One Gymnasium environment as `py_process` runs it."""
 
-  def __init__(self, level_name: str, seed: int, num_restarts: int = 0):
+  def __init__(
+    self,
+    level_name: str,
+    seed: int,
+    num_restarts: int = 0,
+    shows_cuts: bool = False,
+  ):
     """Makes the environment.
 
     Args:
@@ -79,61 +173,177 @@ class GymEnvironment:
       seed: for the first reset, and for code that draws from the global
         generators of Python and NumPy.
       num_restarts: added to the seed, so that what failed is not repeated.
+      shows_cuts: see GymSettings.bootstrap_at_time_limit.
 
     Raises:
-      py_process_worker.UnusableLevelError: it does not exist, or its spaces are
-        not supported.
+      py_process_worker.UnusableLevelError: it does not exist, does not take the
+        arguments, is not a Gymnasium environment, or has spaces that are not
+        supported.
     """
     seed += num_restarts
     random.seed(seed)
     np.random.seed(seed)
     self._seed = seed
-    gym_id = levels.gym_id(level_name)
-    try:
-      self._env = gymnasium.make(gym_id, disable_env_checker=True)
-    except (gymnasium.error.Error, ModuleNotFoundError) as error:
-      raise py_process_worker.UnusableLevelError(
-        _describe_unknown(level_name, gym_id, error)
-      ) from error
-    self._keys = _find_keys(self._env.observation_space)
-    self.spec = _make_spec(level_name, self._env, self._keys)
     self._level_name = level_name
+    self._shows_cuts = shows_cuts
+    self._env = make(level_name)
+    try:
+      self._encode = spaces.Encoder(self._env.observation_space)
+    except spaces.UnsupportedSpaceError as error:
+      raise py_process_worker.UnusableLevelError(
+        f'{level_name} has an observation space that the agent cannot see: '
+        f'{error}.'
+      ) from error
+    self.spec = _make_spec(level_name, self._env, self._encode)
     self._first_action = int(self._env.action_space.start)
 
   def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode; only the first one is seeded."""
-    observation, _ = self._env.reset(seed=self._seed)
+    with self._current_interface():
+      observation, _ = self._env.reset(seed=self._seed)
     self._seed = None
-    return self._split(observation)
+    return self._see(observation)
 
-  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool]:
-    """Takes one step."""
-    observation, reward, terminated, truncated, _ = self._env.step(
-      action + self._first_action
-    )
-    return self._split(observation), reward, terminated or truncated
-
-  def _split(self, observation) -> Sequence[np.ndarray]:
-    """Returns the frame and, if there is one, the hashed instruction."""
-    if self._keys is None:
-      return (self._check(observation),)
-    frame, text = (observation[key] for key in self._keys)
-    return self._check(frame), instructions.hash_words(text)
-
-  def _check(self, frame) -> np.ndarray:
-    """Returns the frame; refuses one that would have to be cast or cut."""
-    frame, spec = np.asarray(frame), self.spec
-    fits = np.can_cast(frame.dtype, spec.frame_dtype, 'same_kind')
-    if frame.shape != spec.frame_shape or not fits:
-      raise ValueError(
-        f'{self._level_name} shows {frame.dtype} {list(frame.shape)}, but its '
-        f'observation space says {spec.frame_dtype} {list(spec.frame_shape)}.'
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool, bool]:
+    """Takes one step; see py_process_worker.EnvironmentProtocol."""
+    with self._current_interface():
+      observation, reward, terminated, truncated, _ = self._env.step(
+        action + self._first_action
       )
-    return frame
+    reward = self._to_scalar('reward', reward, float)
+    is_over = self._to_scalar('terminated', terminated, bool)
+    is_cut = self._to_scalar('truncated', truncated, bool) and not is_over
+    if is_cut and not self._shows_cuts:
+      is_over, is_cut = True, False
+    return self._see(observation), reward, is_over, is_cut
+
+  def _see(self, observation: Any) -> Sequence[np.ndarray]:
+    try:
+      return self._encode(observation)
+    except spaces.MisfitError as error:
+      raise spaces.MisfitError(f'{self._level_name} {error}.') from error
+
+  def _to_scalar(self, name: str, value: Any, kind: type) -> float | bool:
+    """Returns what an environment returned, if it is one number or bool."""
+    if type(value) is kind:
+      return value
+    try:
+      array = np.asarray(value)
+    except ValueError:  # Lists of different lengths.
+      array = np.array(None)
+    if array.size == 1 and array.dtype.kind in 'biuf':
+      number = array.item()
+      if kind is float or number in (0, 1):
+        return kind(number)
+    wanted = 'a number' if kind is float else 'True or False'
+    raise spaces.MisfitError(
+      f'{self._level_name} returned {value!r:.100} of shape '
+      f'{list(array.shape)} as {name}, which must be {wanted}.'
+    )
+
+  @contextlib.contextmanager
+  def _current_interface(self):
+    """Names the interface of Gym before 0.26, if it is what fails."""
+    try:
+      yield
+    except (TypeError, ValueError) as error:
+      if not _is_old_interface(error):
+        raise
+      raise py_process_worker.UnusableLevelError(
+        f'{self._level_name} has the interface of Gym before version 0.26 '
+        f'({error}): its reset must take seed and options and return an '
+        f'observation and a dict, and its step must return five values.'
+      ) from error
 
   def close(self) -> None:
     """Closes the environment."""
     self._env.close()
+
+
+def _time_steps(level_name: str) -> tuple[float, float]:
+  """Returns the seconds of a step of an environment, on average and at most."""
+  with contextlib.closing(GymEnvironment(level_name, seed=0)) as environment:
+    environment.reset()
+    calls = []
+    end = time.perf_counter() + _TRIAL_SECS
+    while (start := time.perf_counter()) < end:
+      _, _, is_over, _ = environment.step(
+        len(calls) % environment.spec.num_actions
+      )
+      if is_over:
+        environment.reset()
+      calls.append(time.perf_counter() - start)
+    start = time.perf_counter()
+    environment.reset()
+    longest = max(*calls, time.perf_counter() - start)
+  return sum(calls) / len(calls), longest
+
+
+def _is_old_interface(error: Exception) -> bool:
+  """Returns whether not the user's code raised it, but its caller."""
+  trace = error.__traceback__
+  while trace.tb_next:
+    trace = trace.tb_next
+  where = trace.tb_frame.f_globals.get('__name__', '')
+  return where.startswith(('gymnasium.', __name__)) and any(
+    sign in str(error)
+    for sign in (
+      'unpack (expected 2',
+      'unpack (expected 5',
+      "unexpected keyword argument 'seed'",
+      "unexpected keyword argument 'options'",
+    )
+  )
+
+
+def make(level_name: str, **more_arguments: Any) -> gymnasium.Env:
+  """Makes the Gymnasium environment of a level, in this process.
+
+  Args:
+    level_name: see GymEnvironments.
+    **more_arguments: for the environment, besides those of the level's name.
+
+  Raises:
+    py_process_worker.UnusableLevelError: see GymEnvironment.
+  """
+  gym_id = levels.gym_id(level_name)
+  arguments = levels.gym_arguments(level_name)
+  try:
+    return gymnasium.make(
+      gym_id, **{'disable_env_checker': True} | arguments | more_arguments
+    )
+  except (gymnasium.error.Error, ModuleNotFoundError) as error:
+    raise py_process_worker.UnusableLevelError(
+      _describe_unknown(level_name, gym_id, error)
+    ) from error
+  except TypeError as error:
+    text = str(error)
+    if 'gymnasium.Env class' in text or 'incompatible with Gymnasium' in text:
+      raise py_process_worker.UnusableLevelError(
+        f'{level_name} is not a Gymnasium environment: its class does not '
+        f'inherit from gymnasium.Env.'
+      ) from error
+    unknown = _find_unknown(gym_id, arguments)
+    if not unknown:
+      raise
+    raise py_process_worker.UnusableLevelError(
+      f'Cannot make {level_name}: {unknown}'
+    ) from error
+
+
+def _find_unknown(gym_id: str, arguments: dict[str, Any]) -> str:
+  """Returns which argument an environment does not take; '' if all are fine."""
+  spec = gymnasium.registry.get(gym_id.rpartition(':')[2])
+  if not arguments or spec is None:
+    return ''
+  creator = spec.entry_point
+  if isinstance(creator, str):
+    creator = registration.load_env_creator(creator)
+  known = list(inspect.signature(creator).parameters)
+  for name in arguments:
+    if name not in known:
+      return f'it takes no argument {name!r}, but {", ".join(known) or "none"}.'
+  return ''
 
 
 def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
@@ -144,50 +354,24 @@ def _describe_unknown(level_name: str, gym_id: str, error: Exception) -> str:
   return f'Cannot make {level_name}: {message}'
 
 
-def _find_keys(space: gymnasium.Space) -> tuple[str, str] | None:
-  """Returns the keys of frame and text in a Dict of exactly these two."""
-  if not isinstance(space, gymnasium.spaces.Dict) or len(space.spaces) != 2:
-    return None
-  # Samples tell: MiniGrid's missions have a space of their own, not Text.
-  texts = [k for k, s in space.spaces.items() if isinstance(s.sample(), str)]
-  if len(texts) != 1:
-    return None
-  (frame,) = space.spaces.keys() - texts
-  return frame, texts[0]
-
-
 def _make_spec(
-  level_name: str, env: gymnasium.Env, keys: tuple[str, str] | None
+  level_name: str, env: gymnasium.Env, encoder: spaces.Encoder
 ) -> environments.EnvironmentSpec:
-  """Checks the spaces and returns their spec."""
-  actions, observations = env.action_space, env.observation_space
-  if keys:
-    observations = observations[keys[0]]
+  """Checks the actions and returns the spec."""
+  actions = env.action_space
   if not isinstance(actions, gymnasium.spaces.Discrete):
     raise py_process_worker.UnusableLevelError(
       f'{level_name} has the action space {actions}; only Discrete is '
       f'supported.'
     )
-  is_box = isinstance(observations, gymnasium.spaces.Box)
-  is_vector = is_box and len(observations.shape) == 1
-  is_image = (
-    is_box
-    and len(observations.shape) in (2, 3)
-    and observations.dtype == np.uint8
-  )
-  if not is_vector and not is_image:
-    raise py_process_worker.UnusableLevelError(
-      f'{level_name} has the observation space {observations}; only a '
-      f'Box is supported, of a vector or an image (uint8 [H, W] or [H, W, C]), '
-      f'alone or in a Dict with a Text.'
-    )
   meanings = getattr(env.unwrapped, 'get_action_meanings', lambda: None)()
   return environments.EnvironmentSpec(
-    frame_shape=observations.shape,
-    frame_dtype=np.dtype(np.float32 if is_vector else np.uint8),
+    frame_shape=encoder.frame_shape,
+    frame_dtype=encoder.frame_dtype,
     num_actions=int(actions.n),
     frames_per_step=1,
     stack=1,
     action_meanings=tuple(meanings) if meanings else None,
-    has_instruction=keys is not None,
+    has_instruction=encoder.has_instruction,
+    vector_size=encoder.vector_size,
   )

@@ -1,17 +1,21 @@
-"""Environments that are Python objects, each in its own process."""
+"""Environments that are Python objects, in processes of their own."""
 
 from collections.abc import Callable, Sequence
 import functools
+import math
 
 import numpy as np
 
 import environments
 import py_process
 import py_process_worker
+from runtime import console
 from runtime import errors
 
 # Not far above, squares overflow float32, and with them losses and gradients.
 _LARGEST_MAGNITUDE = 1e19
+# After this, what is not made yet is named, and the others play.
+_MAKE_SECS = 60.0
 
 
 class ProcessEnvironments(environments.Environments):
@@ -30,8 +34,12 @@ class ProcessEnvironments(environments.Environments):
     seed: int | Sequence[int],
     max_batch: int | None = None,
     max_restarts: int = 0,
+    envs_per_process: int = 1,
   ):
     """Makes all environments at once; does not wait for their first resets.
+
+    If some take longer than a minute, the others play without them until they
+    are made.
 
     Args:
       make_environment: called in the environment's process with the level's
@@ -43,6 +51,7 @@ class ProcessEnvironments(environments.Environments):
       seed: see Environments.
       max_batch: see Environments.
       max_restarts: see py_process.EnvironmentProcesses.
+      envs_per_process: see py_process.EnvironmentProcesses.
 
     Raises:
       errors.SettingError: a level cannot be used, or has other observations or
@@ -50,6 +59,7 @@ class ProcessEnvironments(environments.Environments):
       py_process.EnvironmentFailed: an environment could not be made.
     """
     super().__init__(level_names, num_envs, seed, max_batch)
+    self._first_level = None
     self._processes = py_process.EnvironmentProcesses(
       [
         functools.partial(make_environment, level_name, env_seed)
@@ -60,9 +70,11 @@ class ProcessEnvironments(environments.Environments):
       self.level_names,
       max_restarts,
       self._episodes.forget,
+      envs_per_process,
+      self._check_spec,
     )
     try:
-      self.spec = self._join_specs(self._processes.specs)
+      self._wait_for_specs()
       self._arrays = self._processes.start_episodes(
         self.spec.observation_arrays
       )
@@ -70,17 +82,32 @@ class ProcessEnvironments(environments.Environments):
       self.close()
       raise
 
-  def _join_specs(
-    self, specs: Sequence[environments.EnvironmentSpec]
-  ) -> environments.EnvironmentSpec:
-    for level_name, spec in zip(self.level_names, specs, strict=True):
-      if spec != specs[0]:
-        raise errors.SettingError(
-          f'Levels of one run must have the same observations and actions: '
-          f'{self.level_names[0]} has {_describe(specs[0])}, {level_name} has '
-          f'{_describe(spec)}.'
+  def _wait_for_specs(self) -> None:
+    """Waits until all environments are made, or some within the time."""
+    specs = []
+    while not any(specs):
+      specs = self._processes.find_specs(_MAKE_SECS)
+      late = [i for i, spec in enumerate(specs) if spec is None]
+      if late:
+        console.warn(
+          f'{self.level_names[late[0]]}: environment {late[0]} is not made '
+          f'after {_MAKE_SECS:g} s, as {len(late)} of {len(specs)}. '
+          f'{"Waiting for one." if not any(specs) else "The others play."}'
         )
-    return specs[0]
+
+  def _check_spec(
+    self, env_id: int, spec: environments.EnvironmentSpec
+  ) -> None:
+    """Keeps the first spec, and checks that all others are equal."""
+    level_name = self.level_names[env_id]
+    if self._first_level is None:
+      self.spec, self._first_level = spec, level_name
+    if spec != self.spec:
+      raise errors.SettingError(
+        f'Levels of one run must have the same observations and actions: '
+        f'{self._first_level} has {_describe(self.spec)}, {level_name} has '
+        f'{_describe(spec)}.'
+      )
 
   def recv(
     self, timeout_secs: float | None = None
@@ -88,13 +115,14 @@ class ProcessEnvironments(environments.Environments):
     """Waits for environments that are ready; see Environments."""
     env_ids = self._processes.recv(self.max_batch, timeout_secs)
     rewards = self._arrays.rewards[env_ids]
-    episode_done = self._arrays.dones[env_ids]
-    frames, *instruction = (part[env_ids] for part in self._arrays.observation)
-    info, first = self._episodes.add(env_ids, rewards, episode_done)
-    self._check_values(env_ids, info, rewards, frames)
-    observation = environments.Observation(frames, *instruction or [()])
+    done, truncated = self._arrays.dones[env_ids], self._arrays.cuts[env_ids]
+    parts = [part[env_ids] for part in self._arrays.observation]
+    info, first = self._episodes.add(
+      env_ids, rewards, done | truncated, truncated
+    )
+    self._check_values(env_ids, info, rewards, parts)
     return env_ids, environments.StepOutput(
-      rewards, info, episode_done | first, observation
+      rewards, info, done | first, self.spec.to_observation(parts)
     )
 
   def _check_values(
@@ -102,13 +130,13 @@ class ProcessEnvironments(environments.Environments):
     env_ids: np.ndarray,
     info: environments.StepOutputInfo,
     rewards: np.ndarray,
-    frames: np.ndarray,
+    parts: Sequence[np.ndarray],
   ) -> None:
     """Raises EnvironmentFailed for what would make losses or gradients NaN."""
-    checked = {'reward': rewards[:, np.newaxis]}
-    if frames.dtype == np.float32:
-      checked['observation'] = frames
-    for name, values in checked.items():
+    checked = [('reward', rewards)]
+    checked += [('observation', p) for p in parts if p.dtype == np.float32]
+    for name, array in checked:
+      values = array.reshape(len(array), math.prod(array.shape[1:]))
       # False for NaN too.
       usable = (np.abs(values) <= _LARGEST_MAGNITUDE).all(axis=1)
       if usable.all():
@@ -145,7 +173,8 @@ def _describe_unusable(name: str, values: np.ndarray) -> str:
 
 
 def _describe(spec: environments.EnvironmentSpec) -> str:
-  text = ' with text' if spec.has_instruction else ''
+  text = f' with {spec.vector_size} numbers' if spec.vector_size else ''
+  text += ' with text' if spec.has_instruction else ''
   return (
     f'{spec.frame_dtype} {list(spec.frame_shape)}{text} and '
     f'{spec.num_actions} actions'

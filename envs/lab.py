@@ -189,7 +189,7 @@ class LabEnvironment:
     os.environ['TMPDIR'] = scratch_dir
     self._lab = _make_lab(level_name, training, settings)
 
-  def reset(self) -> environments.Observation:
+  def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode, which can take a minute; see level_cache.
 
     Returns:
@@ -200,20 +200,24 @@ class LabEnvironment:
     self._observation = self._observe()
     return self._observation
 
-  def step(self, action: int) -> tuple[environments.Observation, float, bool]:
-    """Repeats an action; an episode's end repeats the observation before it."""
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool, bool]:
+    """Repeats an action; an episode's end repeats the observation before it.
+
+    Lab's time limits count as ends: it shows nothing after them.
+    """
     reward = self._lab.step(
       _ACTIONS[action], num_steps=self.spec.frames_per_step
     )
     running = self._lab.is_running()
     if running:  # Lab has no observation after the end.
       self._observation = self._observe()
-    return self._observation, reward, not running
+    return self._observation, reward, not running, False
 
-  def _observe(self) -> environments.Observation:
+  def _observe(self) -> Sequence[np.ndarray]:
     values = self._lab.observations()
-    return environments.Observation(
-      values['RGB_INTERLEAVED'], instructions.hash_words(values['INSTR'])
+    return (
+      values['RGB_INTERLEAVED'],
+      instructions.hash_words(values['INSTR']),
     )
 
   def close(self) -> None:
@@ -252,7 +256,9 @@ def replay(
       [make_environment], [level_name]
     )
     stack.enter_context(contextlib.closing(processes))
-    arrays = processes.start_episodes(processes.specs[0].observation_arrays)
+    arrays = processes.start_episodes(
+      processes.find_specs()[0].observation_arrays
+    )
     env_ids = processes.recv(1)
     for action in actions:
       frame = arrays.observation[0][0].copy()

@@ -56,8 +56,10 @@ def family_settings(
   """
   family = _find_family(level_names)
   if family == 'gym':
-    return {}
-  if family == 'lab':
+    from envs import gym
+
+    kind = gym.GymSettings
+  elif family == 'lab':
     from envs import lab
 
     kind = lab.LabSettings
@@ -79,6 +81,7 @@ def make_environments(
   max_batch: int | None = None,
   atari_settings: Any = None,
   lab_settings: Any = None,
+  gym_settings: Any = None,
 ) -> environments.Environments:
   """Makes environments from the names of their levels.
 
@@ -86,7 +89,8 @@ def make_environments(
     level_names: Atari games in any spelling ('up_n_down', 'UpNDown',
       'ALE/UpNDown-v5'), levels of DeepMind Lab ('lab:<path>', or the bare name
       for DMLab-30) or Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>'). Environments take them round robin.
+      'gym:<module>:<id>', see `levels.parse`). Environments take them round
+      robin.
     num_envs: number of environments.
     seed: the environments' own seeds are derived from it. Actors of one run
       need different ones, such as [seed, actor].
@@ -98,6 +102,7 @@ def make_environments(
       them, so that one half steps while the policy works on the other.
     atari_settings: an atari.AtariSettings; None for the paper's.
     lab_settings: a lab.LabSettings; None for the paper's.
+    gym_settings: a gym.GymSettings; None for its defaults.
 
   Returns:
     The environments. Close them after use.
@@ -115,7 +120,13 @@ def make_environments(
     from envs import gym
 
     return gym.GymEnvironments(
-      level_names, num_envs, seed, max_batch, max_restarts
+      level_names,
+      num_envs,
+      seed,
+      training=training,
+      max_batch=max_batch,
+      max_restarts=max_restarts,
+      settings=gym_settings,
     )
   if family == 'lab':
     from envs import lab
@@ -145,6 +156,7 @@ def find_spec(
   level_names: Sequence[str],
   atari_settings: Any = None,
   lab_settings: Any = None,
+  gym_settings: Any = None,
 ) -> tuple[environments.EnvironmentSpec, dict[str, Any]]:
   """Returns what environments for training would be like, without playing.
 
@@ -155,6 +167,7 @@ def find_spec(
     level_names: see make_environments.
     atari_settings: see make_environments.
     lab_settings: see make_environments.
+    gym_settings: see make_environments; changes nothing about the spec.
 
   Returns:
     The spec, and what `Environments.settings` would return.
@@ -164,6 +177,7 @@ def find_spec(
       does not have goes unnoticed.
     py_process.EnvironmentFailed: an environment could not be made.
   """
+  del gym_settings
   family = _find_family(level_names)
   if family == 'gym':
     from envs import gym

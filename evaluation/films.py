@@ -19,6 +19,7 @@ import gymnasium
 import imageio_ffmpeg
 import numpy as np
 
+from envs import gym
 import levels
 import py_process
 import py_process_worker
@@ -136,7 +137,7 @@ def _replay_gym(
   with contextlib.closing(
     py_process.EnvironmentProcesses([make_environment], [level_name])
   ) as processes:
-    rate, image_shape = processes.specs[0]
+    rate, image_shape = processes.find_specs()[0]
     yield rate, _play(processes, image_shape, actions)
 
 
@@ -181,11 +182,7 @@ class _RenderedEnvironment:
     # For pygame, which complains where there is no screen.
     os.environ.setdefault('SDL_VIDEODRIVER', 'dummy')
     with _renders(level_name):
-      self._env = gymnasium.make(
-        level_name.removeprefix(_GYM_PREFIX),
-        render_mode='rgb_array',
-        disable_env_checker=True,
-      )
+      self._env = gym.make(level_name, render_mode='rgb_array')
     self._env.reset(seed=seed)
     self._image = None
     self._image = self._render()
@@ -205,7 +202,7 @@ class _RenderedEnvironment:
     """Returns the first image; after the episode's end, the last one again."""
     return (self._image,)
 
-  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool]:
+  def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool, bool]:
     """Takes one step."""
     _, reward, terminated, truncated, _ = self._env.step(
       action + int(self._env.action_space.start)
@@ -213,7 +210,7 @@ class _RenderedEnvironment:
     done = terminated or truncated
     if not done:
       self._image = self._render()
-    return (self._image,), float(reward), done
+    return (self._image,), np.asarray(reward).item(), done, False
 
   def close(self) -> None:
     """Closes the environment."""

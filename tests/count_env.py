@@ -94,6 +94,18 @@ class SeedEnv(CountEnv):
     return observation, float(has_tensorflow), terminated, truncated, info
 
 
+class BlindEnv(CountEnv):
+  """Shows nothing: no step can be told from another."""
+
+  def reset(self, *, seed=None, options=None):
+    observation, info = super().reset(seed=seed)
+    return observation * 0, info
+
+  def step(self, action):
+    observation, *rest = super().step(action)
+    return observation * 0, *rest
+
+
 class ImageEnv(CountEnv):
   """Shows a small image; its actions are 5 and 6, and the reward shows them."""
 
@@ -202,6 +214,10 @@ for _length in (1, 3, 7, 20, 33, 100):
 for _length in (3, 7):
   _register(f'CountCalm{_length}-v0', length=_length, step_secs=0.01)
 _register('CountTruncated-v0', end='truncated')
+_register('CountTruncated1-v0', length=1, end='truncated')
+_register('CountLastOf20-v0', length=20, reward=[0] * 19 + [1], end='truncated')
+_register('BlindTruncated-v0', BlindEnv, length=50, end='truncated')
+_register('BlindTerminated-v0', BlindEnv, length=50)
 _register('CountLastReward-v0', reward=[0, 0, 5])
 _register('CountSlowReset-v0', length=5, reset_secs=10.0)
 _register('CountRaise-v0', length=100, raise_at=50)

@@ -8,7 +8,7 @@ import pytest
 
 from envs import atari
 from evaluation import films
-import py_process
+from runtime import errors
 from tests import contract
 
 _SHORT = atari.AtariSettings(max_episode_frames=400)
@@ -203,7 +203,7 @@ def test_needs_a_directory(tmp_path):
 def test_a_film_that_fails_leaves_the_older_one(tmp_path, gym_id, message):
   path = tmp_path / 'film.mp4'
   path.write_text('old')
-  with pytest.raises(py_process.EnvironmentFailed, match=message):
+  with pytest.raises(errors.UserError, match=message):
     films.film(f'gym:tests.film_env:{gym_id}', 1, [0, 0], path, 0.0)
   assert path.read_text() == 'old'
   assert [p.name for p in tmp_path.iterdir()] == ['film.mp4']

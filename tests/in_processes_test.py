@@ -130,7 +130,7 @@ def test_restarted_environment_begins_anew(capfd):
     [True] + [False] * 3 + [True, False, True]
   )
   assert [row.reward for row in rows[:7]] == [0, 1, 1, 1, 1, 1, 0]
-  assert rows[6].info == (0, 0, False)
+  assert rows[6].info == (0, 0, False, False)
   assert set(contract.finished(enumerate(rows))) == {(4.0, 4)}
   assert 'OSError' in capfd.readouterr().err
 

@@ -58,8 +58,12 @@ def _hyperparameters(**changes):
   return dataclasses.replace(_HYPERPARAMETERS, **changes)
 
 
-def _batch(rewards, done, logits, actions, level_index=None):
-  """Returns a batch, time-major; rewards and done are [T, B]: what follows."""
+def _batch(rewards, done, logits, actions, level_index=None, truncated=None):
+  """Returns a batch, time-major; rewards and done are [T, B]: what follows.
+
+  `truncated` is [T + 1, B]: whether an observation is the last one before a
+  time limit.
+  """
   rewards, done, actions = (
     np.concatenate([first, np.asarray(array)])
     for first, array in (
@@ -77,7 +81,12 @@ def _batch(rewards, done, logits, actions, level_index=None):
     earlier_frames=(),
     env_outputs=environments.StepOutput(
       reward=tf.constant(rewards, tf.float32),
-      info=None,
+      info=environments.StepOutputInfo(
+        None,
+        None,
+        None,
+        tf.zeros(done.shape, tf.bool) if truncated is None else truncated,
+      ),
       done=tf.constant(done),
       observation=None,
     ),
@@ -200,6 +209,49 @@ class TestLosses:
       expected, rel=1e-5, abs=1e-6
     )
     assert float(total) == float(scalars['losses/total'])
+
+
+class TestTruncation:
+  """A time limit cuts an episode after x_1; x_2 is its last observation."""
+
+  def _compute(self, rho=1.0, done=((False,), (False,), (True,), (False,))):
+    truncated = tf.constant([[False], [False], [True], [False], [False]])
+    policy = np.log(np.full([4, 1, 2], [0.25, 0.75]))
+    behaviour = policy.copy()
+    behaviour[1] = np.log([0.25 / rho, 1 - 0.25 / rho])
+    rewards = [[1.0], [1.0], [0.0], [1.0]]
+    # The last is that of the next episode, whose first value is 50.
+    baseline = [[2.0], [3.0], [5.0], [50.0], [7.0]]
+    agent = StubAgent(np.concatenate([policy, policy[:1]]), baseline)
+    actions = [[0]] * 4
+    batch = _batch(rewards, done, behaviour, actions, truncated=truncated)
+    return learner.compute_targets(agent, batch, _hyperparameters())
+
+  def test_bootstraps_from_the_last_observation(self):
+    targets = self._compute()
+    np.testing.assert_allclose(targets.vs[:3, 0], [5.95, 5.5, 5], rtol=1e-6)
+    np.testing.assert_allclose(
+      targets.pg_advantages[:3, 0], [3.95, 2.5, 0], rtol=1e-6
+    )
+    # The next episode is as if it stood alone.
+    assert float(targets.vs[3, 0]) == pytest.approx(1 + 0.9 * 7)
+    # Exactly 0: nothing is learnt from the step of the reset.
+    assert targets.pg_advantages[2, 0] == 0
+    assert targets.vs[2, 0] == targets.values[2, 0]
+
+  def test_corrects_the_truncated_step(self):
+    targets = self._compute(rho=0.5)
+    assert float(targets.vs[1, 0]) == pytest.approx(3 + 0.5 * 2.5)
+
+  def test_the_step_of_the_reset_counts_for_nothing(self):
+    targets = self._compute()
+    _, scalars = learner.compute_loss(targets, _hyperparameters())
+    one = 0.25 * np.log(0.25) + 0.75 * np.log(0.75)
+    assert float(scalars['losses/entropy']) == pytest.approx(3 * one)
+    assert float(scalars['entropy']) == pytest.approx(-one)
+    assert float(scalars['mean_clipped_rho']) == pytest.approx(1)
+    played = targets.played.numpy()[:, 0].tolist()
+    assert played == [True, True, False, True]
 
 
 class TestClipRewards:
@@ -327,7 +379,7 @@ class Run:
     }
 
 
-def _unroll(specs, seed, **fields):
+def _unroll(specs, seed, truncations=False, **fields):
   """Returns an unroll of random numbers; `fields` are the env's."""
   generator = np.random.default_rng(seed)
 
@@ -340,6 +392,8 @@ def _unroll(specs, seed, **fields):
     return (2 * generator.normal(size=s.shape)).astype(dtype)
 
   unroll = tf.nest.map_structure(fill, specs)
+  if not truncations:
+    unroll.env_outputs.info.truncated[:] = False
   return unroll._replace(env_outputs=unroll.env_outputs._replace(**fields))
 
 
@@ -385,20 +439,24 @@ class Reference:
       if h.reward_clipping == 'abs_one':
         reward = np.clip(reward, -1, 1)
       discount = 0.0 if outputs.done[t + 1] else h.discounting
+      played = not outputs.info.truncated[t]
+      if not played:
+        reward, discount = V[t], 0.0
       rho = min(1.0, pi[t, action] / mu[t + 1, action])
       advantage = rho * (reward + discount * vs - V[t])
       delta = rho * (reward + discount * V[t + 1] - V[t])
       vs = V[t] + delta + discount * rho * (vs - V[t + 1])
-      targets.append(vs)
+      if played:
+        targets.append(vs)
       advantage /= scale
       error = (vs - V[t]) / scale
       log_pi = np.log(pi[t])
       entropy = -np.sum(pi[t] * log_pi)
-      loss += -advantage * log_pi[action] - h.entropy_cost * entropy
+      loss += -advantage * log_pi[action] - played * h.entropy_cost * entropy
       loss += h.baseline_cost * 0.5 * error**2
       d_baseline[t, level] = -h.baseline_cost * error
       d_logits[t] = advantage * (pi[t] - np.eye(len(log_pi))[action])
-      d_logits[t] += h.entropy_cost * pi[t] * (log_pi + entropy)
+      d_logits[t] += played * h.entropy_cost * pi[t] * (log_pi + entropy)
     return loss, d_logits, d_baseline, targets
 
   def _gradients(self, unroll):
@@ -491,20 +549,24 @@ class TestUpdate:
     run = Run(learning_rate=0.01, total_environment_frames=300, **changes)
     B, T = run.hyperparameters.batch_size, run.hyperparameters.unroll_length
     reference = Reference(run.weights(), run.hyperparameters, popart_levels)
-    unrolls = [_unroll(run.specs, seed) for seed in range(4 * B)]
+    unrolls = [_unroll(run.specs, seed, True) for seed in range(4 * B)]
     if popart_levels:
       for unroll in unrolls:
         unroll.env_outputs.reward[:] *= 10.0**unroll.level_index
     run.put(*unrolls)
     results = run.update(3)
+    frames = 0
     for i, result in enumerate(results):
-      learning_rate = 0.01 * (300 - i * B * T * 3) / 300
-      loss, norm = reference.update(unrolls[i * B : (i + 1) * B], learning_rate)
+      learning_rate = 0.01 * (300 - frames) / 300
+      batch = unrolls[i * B : (i + 1) * B]
+      loss, norm = reference.update(batch, learning_rate)
+      truncated = [unroll.env_outputs.info.truncated[:-1] for unroll in batch]
+      frames += 3 * (B * T - np.sum(truncated))
       scalars = result.scalars
       assert scalars['losses/total'] == pytest.approx(loss, rel=1e-4)
       assert scalars['gradient_norm'] == pytest.approx(norm, rel=1e-4)
       assert scalars['learning_rate'] == pytest.approx(learning_rate)
-      assert result.num_environment_frames == (i + 1) * B * T * 3
+      assert result.num_environment_frames == frames
     for name, value in run.weights().items():
       np.testing.assert_allclose(
         value, reference.weights[name], rtol=1e-4, atol=2e-6, err_msg=name
