@@ -91,8 +91,8 @@ class ProcessEnvironments(environments.Environments):
       if late:
         console.warn(
           f'{self.level_names[late[0]]}: environment {late[0]} is not made '
-          f'after {_MAKE_SECS:g} s, as {len(late)} of {len(specs)}. '
-          f'{"Waiting for one." if not any(specs) else "The others play."}'
+          f'after {_MAKE_SECS:g} s ({len(late)} of {len(specs)} are not). '
+          f'{"The others play." if any(specs) else "Still waiting."}'
         )
 
   def _check_spec(
@@ -174,7 +174,8 @@ def _describe_unusable(name: str, values: np.ndarray) -> str:
 
 def _describe(spec: environments.EnvironmentSpec) -> str:
   text = f' with {spec.vector_size} numbers' if spec.vector_size else ''
-  text += ' with text' if spec.has_instruction else ''
+  if spec.has_instruction:
+    text += ' and text' if text else ' with text'
   return (
     f'{spec.frame_dtype} {list(spec.frame_shape)}{text} and '
     f'{spec.num_actions} actions'

@@ -8,6 +8,7 @@ import time
 import numpy as np
 import pytest
 
+from envs import in_processes
 import py_process
 from tests import contract
 
@@ -141,6 +142,33 @@ def test_failure_ends_an_evaluation():
   )
   with pytest.raises(py_process.EnvironmentFailed, match='at step 2\n'):
     list(contract.step_all(envs, 16))
+  envs.close()
+
+
+def test_a_constructor_that_hangs_is_named(monkeypatch, capfd):
+  monkeypatch.setattr(in_processes, '_MAKE_SECS', 2.0)
+  slow = 'gym:tests.odd_env:Odd-v0?wait=6'
+  envs = contract.make('gym:tests.odd_env:Odd-v0', slow, num_envs=4)
+  printed = capfd.readouterr().err
+  assert f'{slow}: environment 1 is not made after 2 s' in printed
+  assert '2 of 4' in printed
+  assert {env_id for env_id, _ in contract.step_all(envs, 20)} == {0, 2}
+  # Those that are made late play too.
+  seen = set()
+  for env_id, _ in contract.step_all(envs, 10**9):
+    seen.add(env_id)
+    if len(seen) == 4:
+      break
+  envs.close()
+
+
+def test_a_space_that_differs_is_found_late_too(monkeypatch):
+  monkeypatch.setattr(in_processes, '_MAKE_SECS', 2.0)
+  envs = contract.make(
+    'gym:CartPole-v1', 'gym:tests.odd_env:Odd-v0?wait=4', num_envs=2
+  )
+  with pytest.raises(ValueError, match='same observations'):
+    list(contract.step_all(envs, 10**9))
   envs.close()
 
 

@@ -36,6 +36,43 @@ def test_parse(flag, names):
   ]
 
 
+@pytest.mark.parametrize(
+  ('query', 'wanted'),
+  [
+    ('', {}),
+    ('?a=3&b=1e-3', {'a': 3, 'b': 0.001}),
+    (
+      '?a=true&b=False&c=none&d=null',
+      {'a': True, 'b': False, 'c': None, 'd': None},
+    ),
+    ('?a=8x8&b=', {'a': '8x8', 'b': ''}),
+    (
+      '?a=%5B1%2C2%5D&b=x%20y%26z&c=u=v',
+      {'a': [1, 2], 'b': 'x y&z', 'c': 'u=v'},
+    ),
+    ('?a="3"&b=1e+3', {'a': '3', 'b': 1000.0}),
+  ],
+)
+def test_gym_arguments(query, wanted):
+  name = f'gym:my.module:Id-v0{query}'
+  assert levels.gym_id(name) == 'my.module:Id-v0'
+  arguments = levels.gym_arguments(name)
+  assert arguments == wanted
+  assert [type(v) for v in arguments.values()] == [
+    type(v) for v in wanted.values()
+  ]
+  assert levels.parse(name, training=True) == [name]
+
+
+@pytest.mark.parametrize(
+  'query', ['?', '?a', '?a=1&', '?=1', '?a b=1', '?a=1&a=2']
+)
+def test_bad_gym_arguments(query):
+  with pytest.raises(errors.SettingError, match='gym:Id-v0') as e:
+    levels.parse(f'gym:Id-v0{query}', training=True)
+  assert '\n' not in str(e.value)
+
+
 def test_testing_plays_the_test_levels():
   names = levels.parse('dmlab30', training=False)
   assert names == list(dmlab30.LEVEL_MAPPING.values())

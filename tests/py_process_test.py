@@ -194,6 +194,113 @@ def test_complete_episodes_reset_the_count_of_restarts(closing, capfd):
   assert '(2 of 2' not in capfd.readouterr().err
 
 
+def test_what_fails_before_its_first_observation_is_told_once(closing, capfd):
+  restarted = []
+  processes = start(
+    'CountRaiseAtReset', max_restarts=3, on_restart=restarted.append
+  )
+  closing.append(processes)
+  with pytest.raises(py_process.EnvironmentFailed, match='Traceback'):
+    step(processes, 10)
+  assert not restarted
+  assert capfd.readouterr().err == ''
+
+
+def test_the_same_failure_is_counted(closing, capfd):
+  restarted = []
+  processes = start(
+    'SecondEpisodeRaises',
+    'SecondEpisodeRaises',
+    max_restarts=2,
+    on_restart=restarted.append,
+  )
+  closing.append(processes)
+  while len(restarted) < 11:
+    step(processes, 1)
+  printed = capfd.readouterr().err
+  assert printed.count('Traceback') == 1
+  assert printed.count('OSError: The level is broken.') == 2
+  assert 'has failed in the same way 10 times: OSError' in printed
+  assert len(printed.splitlines()) < 30
+
+
+class TestGroups:
+  """Environments that share a process."""
+
+  def test_who_failed_is_known(self, closing, capfd):
+    restarted = []
+    processes = start(
+      'Count100',
+      'CountExit',
+      'Count100',
+      max_restarts=1,
+      on_restart=restarted.append,
+      envs_per_process=2,
+    )
+    closing.append(processes)
+    with pytest.raises(py_process.EnvironmentFailed) as caught:
+      step(processes, 100)
+    assert caught.value.env_id == 1
+    assert caught.value.step == 5
+    # Both in the process start anew.
+    assert restarted == [0, 1]
+    told = 'CountExit-v0: environment 1 failed at step 5\n'
+    assert told in capfd.readouterr().err
+
+  def test_all_are_restarted_after_a_kill(self, closing):
+    restarted = []
+    processes = start(
+      'Count3',
+      'Count7',
+      max_restarts=1,
+      on_restart=restarted.append,
+      envs_per_process=2,
+    )
+    closing.append(processes)
+    step(processes, 4)
+    os.kill(environment_process(processes), signal.SIGKILL)
+    while not restarted:
+      step(processes, 1)
+    assert restarted == [0, 1]
+    ready = set()
+    while ready != {0, 1}:
+      env_ids = processes.recv(2, timeout_secs=20)
+      ready |= set(env_ids.tolist())
+      processes.send(np.zeros(len(env_ids), np.int32), env_ids)
+
+  def test_an_action_for_a_restarted_environment_is_ignored(self, closing):
+    processes = start(
+      'Count100', 'CountExit', max_restarts=9, envs_per_process=2
+    )
+    closing.append(processes)
+    action, ready = np.zeros(1, np.int32), []
+    while True:
+      ready = processes.recv(2, timeout_secs=20).tolist()
+      if processes._num_restarts[0]:
+        break
+      if 1 in ready:  # The other waits for its action when this one fails.
+        processes.send(action, np.array([1], np.int32))
+    if 0 not in ready:
+      processes.send(action, np.array([0], np.int32))
+      while 0 not in ready:
+        ready = processes.recv(2, timeout_secs=20).tolist()
+    assert processes._arrays.observation[0][0] == 0
+    processes.send(action, np.array([0], np.int32))
+    ready = []
+    while 0 not in ready:
+      ready = processes.recv(1, timeout_secs=20).tolist()
+    assert processes._arrays.observation[0][0] == 1
+
+  def test_close_ends_all(self, closing):
+    processes = start('Count3', 'Count3', 'Count3', envs_per_process=2)
+    closing.append(processes)
+    step(processes, 2)
+    children = descendants(os.getpid())
+    assert len(children) == 3
+    processes.close()
+    assert not any(is_running(process_id) for process_id in children)
+
+
 @pytest.mark.parametrize('gym_id', ['Count100', 'CountSlowReset'])
 def test_killed_environment_is_restarted(closing, gym_id, capfd):
   restarted = []
