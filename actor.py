@@ -12,6 +12,7 @@ import tensorflow as tf
 
 import environments
 import networks
+from runtime import callables
 from runtime import errors
 import unrolls
 
@@ -62,16 +63,18 @@ class Policy:
     list.
     """
     inputs = (self._last_actions, self._env_outputs, self._state)
-    step = session.make_callable(
-      self._outputs, tf.nest.flatten(inputs), accept_options=True
+    inputs = tf.nest.flatten(inputs)
+    step = callables.make(
+      session, tf.nest.flatten(self._outputs), inputs, in_calling_thread=True
     )
-    # Runs in the calling thread, which is faster than handing ops to others.
-    options = tf1.RunOptions(inter_op_thread_pool=-1)
 
     def act(last_actions, env_outputs, state):
       reward, _, done, observation = env_outputs
       parts = tf.nest.flatten(observation)
-      return step(last_actions, reward, done, *parts, *state, options=options)
+      action, policy_logits, *state = step(
+        last_actions, reward, done, *parts, *state
+      )
+      return networks.AgentOutput(action, policy_logits), state
 
     return act
 

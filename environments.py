@@ -269,7 +269,7 @@ class EpisodeTotals:
     env_ids: np.ndarray,
     rewards: np.ndarray,
     episode_done: np.ndarray,
-    truncated: np.ndarray,
+    truncated: np.ndarray | None = None,
   ) -> tuple[StepOutputInfo, np.ndarray]:
     """Adds one step of each of n environments.
 
@@ -278,12 +278,15 @@ class EpisodeTotals:
       rewards: float32 [n].
       episode_done: bool [n], whether a full episode is over.
       truncated: bool [n], see StepOutputInfo; only true where episode_done is.
+        None if no time limit is shown.
 
     Returns:
       The totals including this step, and bool [n]: whether this output is the
       very first of the environment, or as if it were. It is not counted as a
       step.
     """
+    if truncated is None:
+      truncated = np.zeros([len(env_ids)], bool)
     first = ~self._started[env_ids]
     self._returns[env_ids] += rewards
     self._steps[env_ids] += ~first

@@ -27,6 +27,7 @@ import environments
 from envs import make
 import learner as learner_lib
 import networks
+from runtime import callables
 from runtime import console
 from runtime import threads as threads_lib
 import torsos
@@ -91,13 +92,14 @@ class LocalTraining:
     copy = actor_lib.copy_weights(
       agent, self.learner.agent, self.learner.num_updates
     )
-    enqueue = unrolls.make_enqueue(queue, specs)
+    enqueue, feeds = unrolls.make_enqueue(queue, specs)
     queue_size = queue.size()
     close_queue = queue.close(cancel_pending_enqueues=True)
     self.session = tf1.Session()
     self.session.run(tf1.global_variables_initializer())
-    self._refresh = self.session.make_callable(copy)
-    self._enqueue = self.session.make_callable(*enqueue)
+    refresh = callables.make(self.session, [copy])
+    self._refresh = lambda: refresh()[0]
+    self._enqueue = callables.make(self.session, (), feeds, targets=[enqueue])
     self.queue_size = self.session.make_callable(queue_size)
     self.close_queue = self.session.make_callable(close_queue)
 
@@ -292,7 +294,7 @@ class RemoteActor:
     pairs = zip(self._weights, feeds, strict=True)
     load = tf.group(*(weight.assign(feed) for weight, feed in pairs))
     self.session = tf1.Session()
-    self._load = self.session.make_callable(load, feeds)
+    self._load = callables.make(self.session, (), feeds, targets=[load])
     self.session.graph.finalize()
 
   def run(self) -> None:

@@ -7,6 +7,7 @@ import difflib
 import functools
 import inspect
 import random
+import statistics
 import time
 from typing import Any
 
@@ -24,10 +25,10 @@ import py_process_worker
 # How long a trial of each level takes, and of all of them at most.
 _TRIAL_SECS = 0.05
 _MAX_TRIALS_SECS = 2.0
-# Environments share a process if all of them together take a step in this time,
-# and if none takes this long for anything: the others would wait for it.
+# As many environments share a process as take a step in this time altogether;
+# those with longer resets do not, because the others would wait for it.
 _TURN_SECS = 0.002
-_MAX_CALL_SECS = 0.05
+_MAX_RESET_SECS = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,8 +122,8 @@ def _choose_envs_per_process(level_names: Sequence[str], num_envs: int) -> int:
       secs = None  # It fails again soon, where this is reported.
   if secs is None:
     return 1
-  mean, longest = secs
-  wanted = 1 if longest > _MAX_CALL_SECS else int(_TURN_SECS / mean)
+  step, reset = secs
+  wanted = int(_TURN_SECS / step) if reset <= _MAX_RESET_SECS else 1
   wanted = max(1, min(most, wanted))
   num_processes = -(-num_envs // wanted)
   return -(-num_envs // num_processes)
@@ -133,7 +134,7 @@ class _Trial:
 
   def __init__(self, level_names: Sequence[str], num_restarts: int):
     del num_restarts
-    times = [_time_steps(name) for name in level_names]
+    times = [_time_calls(name) for name in level_names]
     self.spec = tuple(max(column) for column in zip(*times, strict=True))
 
   def close(self) -> None:
@@ -260,23 +261,30 @@ class GymEnvironment:
     self._env.close()
 
 
-def _time_steps(level_name: str) -> tuple[float, float]:
-  """Returns the seconds of a step of an environment, on average and at most."""
+def _time_calls(level_name: str) -> tuple[float, float]:
+  """Returns the seconds that a step and a reset of an environment take.
+
+  Another program on the same cores can delay any call: the median and the
+  minimum do not count that.
+  """
+  steps, resets = [], []
   with contextlib.closing(GymEnvironment(level_name, seed=0)) as environment:
-    environment.reset()
-    calls = []
+
+    def timed(secs, call, *arguments):
+      start = time.perf_counter()
+      result = call(*arguments)
+      secs.append(time.perf_counter() - start)
+      return result
+
     end = time.perf_counter() + _TRIAL_SECS
-    while (start := time.perf_counter()) < end:
-      _, _, is_over, _ = environment.step(
-        len(calls) % environment.spec.num_actions
-      )
+    is_over = True
+    while time.perf_counter() < end or len(resets) < 2:
       if is_over:
-        environment.reset()
-      calls.append(time.perf_counter() - start)
-    start = time.perf_counter()
-    environment.reset()
-    longest = max(*calls, time.perf_counter() - start)
-  return sum(calls) / len(calls), longest
+        timed(resets, environment.reset)
+      action = len(steps) % environment.spec.num_actions
+      _, _, is_over, _ = timed(steps, environment.step, action)
+      is_over |= time.perf_counter() > end
+  return statistics.median(steps), min(resets)
 
 
 def _is_old_interface(error: Exception) -> bool:

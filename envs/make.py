@@ -170,7 +170,8 @@ def find_spec(
     gym_settings: see make_environments; changes nothing about the spec.
 
   Returns:
-    The spec, and what `Environments.settings` would return.
+    The spec, and what `Environments.settings` would return, as far as it is
+    known without making all environments.
 
   Raises:
     errors.SettingError: as in make_environments, but a level that DeepMind Lab

@@ -97,7 +97,7 @@ def test_the_mission_reaches_the_agent(level_name):
     missions.add(grid.mission)
     np.testing.assert_array_equal(words, instructions.hash_words(grid.mission))
     done = False
-    (_, words), _, done = env.step(_DONE if i % 20 == 19 else _LEFT)
+    (_, words), _, done, _ = env.step(_DONE if i % 20 == 19 else _LEFT)
     if done:
       _, words = env.reset()
   names_something = any(name in level_name for name in _NAMING)
@@ -137,7 +137,7 @@ def test_only_what_the_mission_names_counts(name, action):
     named, others = _things(grid)
     goals, away_from = (named, ()) if is_named else (others, named)
     if any(_stand_before(grid, goal, away_from) for goal in goals):
-      _, reward, done = env.step(action)
+      _, reward, done, _ = env.step(action)
       assert done
       assert reward == pytest.approx(is_named * (1 - 0.9 * 2 / 40))
       counts[is_named] += 1
@@ -150,7 +150,7 @@ def test_an_episode_ends_after_40_steps(level_name):
   env, _ = _make(level_name)
   env.reset()
   for step in range(1, 41):
-    _, reward, done = env.step(_LEFT)
+    _, reward, done, _ = env.step(_LEFT)
     assert (reward, done) == (0, step == 40)
 
 
