@@ -195,8 +195,11 @@ class ClusterLearner:
     threads: threads_lib.Threads,
     on_update: Callable[[learner_lib.UpdateResult], None],
   ) -> None:
-    """Lets actors join, and starts learning in `threads`."""
+    """Lets actors join, times them and learns, in `threads`."""
     self._registry.open(self.session, self._agreed)
+    threads.start(
+      lambda: self._registry.keep_time(self.session, threads.should_stop)
+    )
     threads.start(lambda: self._learn(on_update, threads.should_stop))
 
   def _learn(self, on_update, should_stop):
