@@ -83,10 +83,9 @@ def make_environments(
   """Makes environments from the names of their levels.
 
   Args:
-    level_names: Atari games in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), levels of DeepMind Lab ('lab:<path>', or the bare name
-      for DMLab-30) or Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>'). Environments take them round robin.
+    level_names: Atari games (see levels.find_game), levels of DeepMind Lab
+      ('lab:<path>', or the bare name for DMLab-30) or Gymnasium environments
+      ('gym:<id>', 'gym:<module>:<id>'). Environments take them round robin.
     num_envs: number of environments.
     seed: the environments' own seeds are derived from it. Actors of one run
       need different ones, such as [seed, actor].
