@@ -142,6 +142,7 @@ class ClusterLearner:
     self._timeout_secs = config.cluster.connect_timeout_secs
 
   def __enter__(self):
+    membership.bypass_proxies(self._cluster)
     with contextlib.ExitStack() as stack:
       server = membership.start_server(self._cluster)
       self.spec, about_envs = make.find_spec(
@@ -254,6 +255,7 @@ class RemoteActor:
     self._cluster = membership.from_config(config.cluster)
 
   def __enter__(self):
+    membership.bypass_proxies(self._cluster)
     learner_client.hide_gpus()
     learner_client.keep_memory()
     with contextlib.ExitStack() as stack:

@@ -97,7 +97,7 @@ def write_settings(logdir: str, settings: Mapping[str, Any]) -> None:
     OSError: the file cannot be written; an existing file is then unchanged.
   """
   write_json(
-    _config_path(logdir),
+    config_path(logdir),
     {
       'settings': {name: _to_json(value) for name, value in settings.items()},
       'versions': _find_versions(),
@@ -111,12 +111,19 @@ def read_settings(logdir: str) -> dict[str, Any]:
   Raises:
     RunFolderError: there are no settings, or they cannot be read.
   """
-  path = _config_path(logdir)
+  path = config_path(logdir)
   try:
     settings = json.loads(path.read_text(encoding='utf-8'))['settings']
-    return dict(settings)
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise RunFolderError(f'no run in {logdir}: cannot read {path}') from error
+    return dict(settings.items())
+  except OSError as error:
+    raise RunFolderError(
+      f'no run in {logdir}: cannot read {path}: {error.strerror}'
+    ) from error
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise RunFolderError(
+      f'{path} is damaged: it must hold {{"settings": {{...}}}}. Restore it '
+      'from a copy, or use another --logdir.'
+    ) from error
 
 
 def check_settings(
@@ -198,7 +205,8 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     raise
 
 
-def _config_path(logdir: str) -> pathlib.Path:
+def config_path(logdir: str) -> pathlib.Path:
+  """Returns the path of `config.json`."""
   return pathlib.Path(logdir) / 'config.json'
 
 
