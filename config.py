@@ -21,13 +21,13 @@ import difflib
 import functools
 import math
 import os
-import re
 import typing
 from typing import Any
 
 from absl import flags
 
 from runtime import errors
+from runtime import run_folder
 
 FLAGS = flags.FLAGS
 
@@ -83,38 +83,11 @@ class _Section:
       if value is None and field.default is None:
         continue
       if field.metadata['path'] and isinstance(value, str):
-        value = parse_path(value, field.name)
+        value = run_folder.parse_path(value, field.name)
         object.__setattr__(self, field.name, value)
       problem = _find_problem(field, value)
       if problem:
         raise errors.SettingError(f'--{field.name}={value} {problem}.')
-
-
-def parse_path(path: str, flag: str) -> str:
-  """Returns the path of a folder of this machine, with `~` expanded.
-
-  Args:
-    path: as the user gives it.
-    flag: the flag that names it, for the error message.
-
-  Raises:
-    errors.SettingError: it is empty, belongs to a store such as gs://, or
-      begins with the name of a user that does not exist.
-  """
-  problem = None
-  expanded = os.path.expanduser(path)
-  if not path:
-    problem = 'must name a folder'
-  elif re.match(r'[A-Za-z][A-Za-z0-9+.-]*://', path):
-    problem = (
-      'must be a folder of this machine: mount the store, for example with '
-      'gcsfuse, s3fs or a volume, and give the folder where it is mounted'
-    )
-  elif expanded.startswith('~'):
-    problem = 'begins with ~, but there is no such home folder'
-  if problem:
-    raise errors.SettingError(f'--{flag}={path} {problem}.')
-  return expanded
 
 
 def _find_problem(field: dataclasses.Field, value: Any) -> str | None:

@@ -32,6 +32,7 @@ from evaluation import test_mode  # noqa: E402
 import levels  # noqa: E402
 from runtime import console  # noqa: E402
 from runtime import errors  # noqa: E402
+from runtime import limits  # noqa: E402
 from runtime import loop  # noqa: E402
 from runtime import run_folder  # noqa: E402
 import training as training_lib  # noqa: E402
@@ -102,6 +103,7 @@ def main(argv):
   tf.get_logger().setLevel('ERROR')
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  limits.raise_soft_limits()
   try:
     config = read_config()
     train(config) if config.run.mode == 'train' else test_mode.test(config)

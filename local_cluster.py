@@ -17,9 +17,9 @@ import subprocess
 import sys
 import time
 
-import config
 from runtime import console
 from runtime import errors
+from runtime import run_folder
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -110,7 +110,7 @@ def main() -> int:
   """Runs the cluster until it ends; returns 1 if a process has failed."""
   args = parse_arguments()
   try:
-    folder = pathlib.Path(config.parse_path(args.output_dir, 'output_dir'))
+    folder = pathlib.Path(run_folder.parse_path(args.output_dir, 'output_dir'))
     folder.mkdir(parents=True, exist_ok=True)
   except errors.SettingError as error:
     sys.exit(f'Error: {error}')

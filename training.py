@@ -28,6 +28,7 @@ from envs import make
 import learner as learner_lib
 import networks
 from runtime import console
+from runtime import limits
 from runtime import threads as threads_lib
 import torsos
 import unrolls
@@ -369,9 +370,21 @@ def build_learner(
 
   Returns:
     The learner, the queue, and the result of `unrolls.unroll_specs`.
+
+  Raises:
+    errors.SettingError: the queue and the batches cannot fit in memory.
   """
   agent = networks.make_agent(config, spec)
   specs = unrolls.unroll_specs(agent, spec, config.update.unroll_length)
+  update = config.update
+  limits.check_memory(
+    tf.nest.flatten(specs),
+    # One batch trains while the next one is staged.
+    update.queue_capacity + 2 * update.batch_size,
+    f'the unrolls (--unroll_length={update.unroll_length}) of a queue '
+    f'(--queue_capacity={update.queue_capacity}) and two batches '
+    f'(--batch_size={update.batch_size})',
+  )
   queue = unrolls.make_queue(specs, config.update.queue_capacity)
   learner = learner_lib.Learner(
     agent, queue, specs, spec.frames_per_step, config.update, group
@@ -386,14 +399,24 @@ def build_actor(
   agent: networks.Agent,
   specs: unrolls.ActorOutput,
 ) -> actor_lib.Actor:
-  """Builds an actor and its policy, in the current graph."""
+  """Builds an actor and its policy, in the current graph.
+
+  Raises:
+    errors.SettingError: the environments' unrolls cannot fit in memory.
+  """
+  length = config.update.unroll_length
+  limits.check_memory(
+    tf.nest.flatten(specs),
+    envs.num_envs,
+    f'the unrolls (--unroll_length={length}) of {envs.num_envs} environments',
+  )
   level_indices = [level_names.index(name) for name in envs.level_names]
   return actor_lib.Actor(
     envs,
     np.array(level_indices, np.int32),
     actor_lib.Policy(agent, envs.spec),
     specs,
-    config.update.unroll_length,
+    length,
   )
 
 

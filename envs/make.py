@@ -8,6 +8,7 @@ import config as config_lib
 import environments
 import levels
 from runtime import errors
+from runtime import limits
 
 _MAX_RESTARTS = 3
 
@@ -103,12 +104,15 @@ def make_environments(
 
   Raises:
     errors.SettingError: a level is unknown, cannot be trained on, or cannot be
-      combined with the others.
+      combined with the others; or there are more environments than the system
+      allows processes or open files for.
     py_process.EnvironmentFailed: an environment could not be made.
   """
   family = _find_family(level_names)
   # A score must not depend on which episodes failed.
   max_restarts = _MAX_RESTARTS if training else 0
+  if family != 'atari':
+    limits.check_processes(num_envs)
   # Each family is imported only where it is used.
   if family == 'gym':
     from envs import gym

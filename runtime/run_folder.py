@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import tempfile
 from typing import Any, BinaryIO
 
@@ -34,6 +35,33 @@ _PACKAGES = (
 
 class RunFolderError(errors.UserError):
   """A run folder cannot be used; the message says why."""
+
+
+def parse_path(path: str, flag: str) -> str:
+  """Returns the path of a folder of this machine, with `~` expanded.
+
+  Args:
+    path: as the user gives it.
+    flag: the flag that names it, for the error message.
+
+  Raises:
+    errors.SettingError: it is empty, belongs to a store such as gs://, or
+      begins with the name of a user that does not exist.
+  """
+  problem = None
+  expanded = os.path.expanduser(path)
+  if not path:
+    problem = 'must name a folder'
+  elif re.match(r'[A-Za-z][A-Za-z0-9+.-]*://', path):
+    problem = (
+      'must be a folder of this machine: mount the store, for example with '
+      'gcsfuse, s3fs or a volume, and give the folder where it is mounted'
+    )
+  elif expanded.startswith('~'):
+    problem = 'begins with ~, but there is no such home folder'
+  if problem:
+    raise errors.SettingError(f'--{flag}={path} {problem}.')
+  return expanded
 
 
 def make_folder(path: str, flag: str) -> None:
