@@ -12,9 +12,13 @@ ENV PYTHONUNBUFFERED=1
 WORKDIR /impala
 
 # A number, by which Kubernetes can tell that it is not root's. A new volume
-# mounted on runs/ takes over its owner.
-RUN useradd --uid 10001 --create-home impala \
-  && install --directory --owner=10001 --group=10001 runs
+# mounted on runs/ takes over its owner and group. Group 0 may do all that the
+# owner may: some platforms (OpenShift) choose another user, in that group.
+ENV HOME=/home/impala
+RUN useradd --uid 10001 --gid 0 --home-dir "$HOME" --create-home impala \
+  && install --directory --owner=10001 runs \
+  && chgrp -R 0 "$HOME" runs \
+  && chmod -R g=u "$HOME" runs
 
 # What changes least comes first: a change of the code installs nothing again.
 ARG GPU=false
@@ -46,7 +50,7 @@ COPY examples examples
 COPY runtime runtime
 COPY *.py ./
 
-USER 10001:10001
+USER 10001:0
 
 # Process 1 is the program itself: SIGTERM reaches it, and it saves.
 ENTRYPOINT ["python", "experiment.py"]

@@ -1,8 +1,9 @@
 """Every flag, and the frozen dataclasses made from their values.
 
 Each flag is one field below. The field gives the flag's name, type, default,
-help text and bounds, and three properties:
+help text and bounds, and four properties:
 
+  path         a folder of this machine; `~` is expanded
   agreed       learners and actors of one run must have the same value
   may_change   a resumed run may have another value
   of_run       the test mode takes the value from the tested run
@@ -26,6 +27,7 @@ from typing import Any
 from absl import flags
 
 from runtime import errors
+from runtime import run_folder
 
 FLAGS = flags.FLAGS
 
@@ -41,6 +43,7 @@ def _flag(
   low: float | None = None,
   high: float | None = None,
   choices: tuple[str, ...] | None = None,
+  path: bool = False,
   agreed: bool = False,
   may_change: bool = False,
   of_run: bool = False,
@@ -69,7 +72,7 @@ class _Section:
   """The settings of one topic, checked against their flags' bounds."""
 
   def __post_init__(self):
-    """Checks each field.
+    """Checks each field, and expands `~` in paths.
 
     Raises:
       errors.SettingError: a value is invalid. The message names the first such
@@ -79,6 +82,9 @@ class _Section:
       value = getattr(self, field.name)
       if value is None and field.default is None:
         continue
+      if field.metadata['path'] and isinstance(value, str):
+        value = run_folder.parse_path(value, field.name)
+        object.__setattr__(self, field.name, value)
       problem = _find_problem(field, value)
       if problem:
         raise errors.SettingError(f'--{field.name}={value} {problem}.')
@@ -111,7 +117,10 @@ class RunConfig(_Section):
     may_change=True,
   )
   logdir: str | None = _flag(
-    None, 'The run folder. Defaults to runs/<level_name>.', may_change=True
+    None,
+    'The run folder. Defaults to runs/<level_name>.',
+    path=True,
+    may_change=True,
   )
   seed: int = _flag(
     1, 'Seed for environments, weights and actions.', low=0, agreed=True
@@ -129,7 +138,10 @@ class RunConfig(_Section):
     10, 'With --mode=test: full episodes per level.', low=1, may_change=True
   )
   video: str | None = _flag(
-    None, 'With --mode=test: a folder for films (mp4).', may_change=True
+    None,
+    'With --mode=test: a folder for films (mp4).',
+    path=True,
+    may_change=True,
   )
 
 
@@ -187,10 +199,12 @@ class EnvironmentConfig(_Section):
     None,
     'DeepMind Lab: the folder of the pictures that two levels show, or "dummy" '
     'for plain colours instead.',
+    path=True,
   )
   level_cache_dir: str | None = _flag(
     None,
     'DeepMind Lab: a folder for compiled maps; processes may share it.',
+    path=True,
     may_change=True,
   )
 

@@ -11,6 +11,7 @@ is in `actor.py`, `learner.py` and `vtrace.py`, and the agent is in
 `networks.py`. `training.py` wires them together.
 """
 
+from collections.abc import Iterator
 import contextlib
 import os
 import sys
@@ -31,6 +32,7 @@ from evaluation import test_mode  # noqa: E402
 import levels  # noqa: E402
 from runtime import console  # noqa: E402
 from runtime import errors  # noqa: E402
+from runtime import limits  # noqa: E402
 from runtime import loop  # noqa: E402
 from runtime import run_folder  # noqa: E402
 import training as training_lib  # noqa: E402
@@ -51,13 +53,28 @@ def read_config() -> config_lib.Config:
     settings = run_folder.read_settings(config.run.logdir)
     names = config_lib.names(of_run=True)
     # A flag may have been added since the run was started.
-    return config_lib.from_flags(
-      {name: settings[name] for name in names if name in settings}
-      | {'logdir': config.run.logdir}
-    )
+    defaults = {name: settings[name] for name in names if name in settings}
+    defaults['logdir'] = config.run.logdir
+    with _naming(run_folder.config_path(config.run.logdir)):
+      return config_lib.from_flags(defaults)
   if FLAGS['job_name'].present and FLAGS.job_name == 'local':
     return config
-  return config_lib.from_flags(membership.read_tf_config())
+  tf_config = membership.read_tf_config()
+  if not tf_config:
+    return config
+  with _naming('TF_CONFIG'):
+    config = config_lib.from_flags(tf_config)
+    membership.from_config(config.cluster)  # Checks it.
+  return config
+
+
+@contextlib.contextmanager
+def _naming(source: object) -> Iterator[None]:
+  """Makes errors say that the settings that do not fit come from `source`."""
+  try:
+    yield
+  except errors.SettingError as error:
+    raise errors.SettingError(f'{source} does not fit: {error}') from error
 
 
 def train(config: config_lib.Config) -> None:
@@ -86,6 +103,7 @@ def main(argv):
   tf.get_logger().setLevel('ERROR')
   if len(argv) > 1:
     raise app.UsageError(f'unknown argument: {argv[1]!r}')
+  limits.raise_soft_limits()
   try:
     config = read_config()
     train(config) if config.run.mode == 'train' else test_mode.test(config)

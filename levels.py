@@ -7,6 +7,7 @@ are known here only. Environments' processes import this: no TensorFlow.
 import ast
 import collections
 from collections.abc import Collection, Iterable, Mapping, Sequence
+import re
 from typing import Any, Literal
 import urllib.parse
 
@@ -25,6 +26,11 @@ _SUITES = {suite.name: suite for suite in (atari57.SUITE, dmlab30.SUITE)}
 # ale-py has ROMs of these, but ends the whole process when it loads one.
 _UNPLAYABLE_GAMES = {'combat', 'joust', 'maze_craze', 'warlords'}
 _GAMES = set(roms.get_all_rom_ids()) - _UNPLAYABLE_GAMES
+# Gymnasium's id of a game.
+_GYM_GAME = re.compile(
+  r'(?:ALE/)?(?P<game>\w+?)(?P<ram>-ram)?'
+  r'(?P<kind>NoFrameskip|Deterministic)?-v(?P<version>\d+)'
+)
 _HINT = (
   f'an Atari game is named like {atari57.SUITE.example}, a DMLab-30 level like '
   f'{dmlab30.SUITE.example}, a Gymnasium environment like {_GYM}CartPole-v1'
@@ -38,7 +44,7 @@ def parse(level_name_flag: str, training: bool) -> list[str]:
     level_name_flag: one of these, or several, separated by commas:
       'dmlab30' or 'atari57': all levels of the suite.
       'rooms_watermaze', with or without its path in Lab: a level of DMLab-30.
-      'pong', 'Pong', 'ALE/Pong-v5': an Atari game.
+      'pong', 'Pong', 'PongNoFrameskip-v4': an Atari game, see `find_game`.
       'lab:<path>': any other level of DeepMind Lab.
       'gym:<id>', 'gym:<module>:<id>': a Gymnasium environment, perhaps with
         arguments, see `gym_arguments`.
@@ -50,8 +56,9 @@ def parse(level_name_flag: str, training: bool) -> list[str]:
     they were given. No two are the same.
 
   Raises:
-    errors.SettingError: a name is unknown, empty, given twice, or that of a
-      level for testing only, where training is asked for.
+    errors.SettingError: a name is unknown, empty, given twice, stands for other
+      settings than ours, or is that of a level for testing only, where training
+      is asked for.
   """
   names = []
   for name in level_name_flag.split(','):
@@ -84,6 +91,8 @@ def _expand(name: str) -> Sequence[str]:
     return [dmlab30.SUITE.find_level(name)]
   if name.startswith(_LAB):
     return [name]
+  if _GYM_GAME.fullmatch(name):
+    return [find_game(name)]
   known = [*_SUITES, *dmlab30.NAMES, *_GAMES]
   name = suites.find_name(name, known, _HINT)
   return _SUITES[name].levels if name in _SUITES else [name]
@@ -115,12 +124,43 @@ def find_game(name: str) -> str:
   """Returns the name of a game's ROM for any usual spelling of the game.
 
   Args:
-    name: such as 'up_n_down', 'UpNDown' or 'ALE/UpNDown-v5'.
+    name: such as 'up_n_down', 'UpNDown' or 'UpNDownNoFrameskip-v4'. The latter
+      is Gymnasium's name; 'UpNDownDeterministic-v4' is another.
 
   Raises:
-    errors.SettingError: there is no such game; names similar ones.
+    errors.SettingError: there is no such game, and similar ones are named; or
+      the name is Gymnasium's and stands for settings that are not the defaults
+      here. Then the error says how to get them.
   """
-  return suites.find_name(name, _GAMES, _HINT)
+  match = _GYM_GAME.fullmatch(name)
+  if not match:
+    return suites.find_name(name, _GAMES, _HINT)
+  hint = f'a Gymnasium environment is named like {_GYM}{name}'
+  game = suites.find_name(match['game'], _GAMES, hint)
+  differences = _find_differences(game, match)
+  if differences:
+    raise errors.SettingError(f'{name} {" and ".join(differences)}.')
+  return game
+
+
+def _find_differences(game: str, match: re.Match) -> list[str]:
+  """Returns what a game of Gymnasium's has that it does not have here."""
+  differences = []
+  if match['ram']:
+    differences.append(
+      f'shows the memory of the console, while --level_name={game} shows images'
+    )
+  if match['version'] in ('0', '5'):
+    differences.append(
+      f'has sticky actions: use --level_name={game} '
+      f'--repeat_action_probability=0.25, or --level_name={game} without them'
+    )
+  if match['version'] != '5' and not match['kind']:
+    differences.append(
+      'repeats each action 2 to 4 times at random, while '
+      f'--level_name={game} always repeats it 4 times'
+    )
+  return differences
 
 
 def gym_id(level_name: str) -> str:

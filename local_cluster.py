@@ -18,6 +18,8 @@ import sys
 import time
 
 from runtime import console
+from runtime import errors
+from runtime import run_folder
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -107,9 +109,11 @@ def parse_arguments() -> argparse.Namespace:
 def main() -> int:
   """Runs the cluster until it ends; returns 1 if a process has failed."""
   args = parse_arguments()
-  folder = pathlib.Path(args.output_dir)
   try:
+    folder = pathlib.Path(run_folder.parse_path(args.output_dir, 'output_dir'))
     folder.mkdir(parents=True, exist_ok=True)
+  except errors.SettingError as error:
+    sys.exit(f'Error: {error}')
   except OSError as error:
     sys.exit(f'Error: cannot write to --output_dir={folder}: {error.strerror}')
   signal.signal(signal.SIGTERM, signal.default_int_handler)

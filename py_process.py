@@ -27,6 +27,7 @@ import numpy as np
 import py_process_worker
 from runtime import console
 from runtime import errors
+from runtime import limits
 
 # Once one environment is ready, `recv` takes short naps to collect more, up to
 # the first nap that brings none: a slow environment costs its caller one nap.
@@ -91,17 +92,17 @@ class EnvironmentProcesses:
       envs_per_process: how many environments take turns in one process.
       check_spec: called with each environment's number and spec once it is
         made; may raise.
+
+    Raises:
+      errors.SettingError: the system does not allow so many processes.
     """
     self._level_names = list(level_names)
     self._max_restarts = max_restarts
     self._on_restart = on_restart
     self._check_spec = check_spec
     num_envs = len(makers)
-    groups = [
-      list(range(start, min(start + envs_per_process, num_envs)))
-      for start in range(0, num_envs, envs_per_process)
-    ]
-    self._groups = groups
+    self._groups = groups = _split(num_envs, envs_per_process)
+    limits.check_processes(len(groups))
     self._process = np.arange(num_envs) // envs_per_process
     self._restarts = np.zeros([num_envs], int)  # In a row.
     self._num_restarts = np.zeros([len(groups)], int)  # In all.
@@ -432,6 +433,12 @@ class EnvironmentProcesses:
         self._supervisor.wait()
     self._links, self._arrays = [], None
     self._in_flight[:] = False
+
+
+def _split(count: int, size: int) -> list[list[int]]:
+  """Splits the numbers from 0 to count - 1 into groups of at most `size`."""
+  numbers = list(range(count))
+  return [numbers[start : start + size] for start in range(0, count, size)]
 
 
 def _open_anonymous_memory() -> int:

@@ -6,11 +6,17 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 import dataclasses
 import difflib
+import re
 import warnings
 
 import numpy as np
 
 from runtime import errors
+
+# What "did you mean" suggests is at least this similar, on difflib's scale; or
+# it contains a name of at least this many letters.
+_MIN_SIMILARITY = 0.75
+_MIN_LETTERS = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -184,14 +190,17 @@ def find_name(name: str, known: Iterable[str], hint: str) -> str:
   spelling = _normal_spelling(name)
   if spelling in names:
     return names[spelling]
-  similar = [names[key] for key in difflib.get_close_matches(spelling, names)]
+  similar = difflib.get_close_matches(spelling, names, cutoff=_MIN_SIMILARITY)
+  if not similar and len(spelling) >= _MIN_LETTERS:
+    similar = [key for key in names if spelling in key][:3]
   if similar:
-    hint = f'did you mean {" or ".join(similar)}?'
+    hint = f'did you mean {" or ".join(names[key] for key in similar)}?'
   else:
     hint += '.'
   raise errors.SettingError(f'Unknown level {name!r}: {hint}')
 
 
 def _normal_spelling(name: str) -> str:
-  name = name.removeprefix('ALE/').removesuffix('-v5')
+  name = name.removeprefix('ALE/')
+  name = re.sub(r'(NoFrameskip|Deterministic)?-v\d+$', '', name)
   return name.replace('_', '').lower()

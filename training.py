@@ -29,6 +29,7 @@ import learner as learner_lib
 import networks
 from runtime import callables
 from runtime import console
+from runtime import limits
 from runtime import threads as threads_lib
 import torsos
 import unrolls
@@ -144,6 +145,7 @@ class ClusterLearner:
     self._timeout_secs = config.cluster.connect_timeout_secs
 
   def __enter__(self):
+    membership.bypass_proxies(self._cluster)
     with contextlib.ExitStack() as stack:
       server = membership.start_server(self._cluster)
       self.spec, about_envs = make.find_spec(
@@ -197,8 +199,11 @@ class ClusterLearner:
     threads: threads_lib.Threads,
     on_update: Callable[[learner_lib.UpdateResult], None],
   ) -> None:
-    """Lets actors join, and starts learning in `threads`."""
+    """Lets actors join, times them and learns, in `threads`."""
     self._registry.open(self.session, self._agreed)
+    threads.start(
+      lambda: self._registry.keep_time(self.session, threads.should_stop)
+    )
     threads.start(lambda: self._learn(on_update, threads.should_stop))
 
   def _learn(self, on_update, should_stop):
@@ -253,6 +258,7 @@ class RemoteActor:
     self._cluster = membership.from_config(config.cluster)
 
   def __enter__(self):
+    membership.bypass_proxies(self._cluster)
     learner_client.hide_gpus()
     learner_client.keep_memory()
     with contextlib.ExitStack() as stack:
@@ -366,9 +372,21 @@ def build_learner(
 
   Returns:
     The learner, the queue, and the result of `unrolls.unroll_specs`.
+
+  Raises:
+    errors.SettingError: the queue and the batches cannot fit in memory.
   """
   agent = networks.make_agent(config, spec)
   specs = unrolls.unroll_specs(agent, spec, config.update.unroll_length)
+  update = config.update
+  limits.check_memory(
+    tf.nest.flatten(specs),
+    # One batch trains while the next one is staged.
+    update.queue_capacity + 2 * update.batch_size,
+    f'the unrolls (--unroll_length={update.unroll_length}) of a queue '
+    f'(--queue_capacity={update.queue_capacity}) and two batches '
+    f'(--batch_size={update.batch_size})',
+  )
   queue = unrolls.make_queue(specs, config.update.queue_capacity)
   learner = learner_lib.Learner(
     agent, queue, specs, spec.frames_per_step, config.update, group
@@ -383,14 +401,24 @@ def build_actor(
   agent: networks.Agent,
   specs: unrolls.ActorOutput,
 ) -> actor_lib.Actor:
-  """Builds an actor and its policy, in the current graph."""
+  """Builds an actor and its policy, in the current graph.
+
+  Raises:
+    errors.SettingError: the environments' unrolls cannot fit in memory.
+  """
+  length = config.update.unroll_length
+  limits.check_memory(
+    tf.nest.flatten(specs),
+    envs.num_envs,
+    f'the unrolls (--unroll_length={length}) of {envs.num_envs} environments',
+  )
   level_indices = [level_names.index(name) for name in envs.level_names]
   return actor_lib.Actor(
     envs,
     np.array(level_indices, np.int32),
     actor_lib.Policy(agent, envs.spec),
     specs,
-    config.update.unroll_length,
+    length,
   )
 
 

@@ -163,17 +163,21 @@ def parse_tf_config(text: str) -> dict[str, Any]:
   Args:
     text: JSON, `{"cluster": {<job>: [<host:port>, ...]}, "task": {"type":
       <job>, "index": <n>}}`. A job is learner (chief and master mean the same)
-      or actor (worker means the same).
+      or actor (worker means the same). Platforms also set it where a process
+      is alone: then there is no cluster, or one process of any job in it.
 
   Returns:
-    The arguments of `Cluster`, by name.
+    The arguments of `Cluster`, by name; nothing if the process is alone.
 
   Raises:
     errors.SettingError: the text does not have this form.
   """
   try:
     config = json.loads(text)
-    hosts = {job: list(config['cluster'][job]) for job in config['cluster']}
+    cluster = config.get('cluster') or {}
+    hosts = {job: _check_hosts(cluster[job]) for job in cluster}
+    if sum(map(len, hosts.values())) <= 1:
+      return {}
     job, task = config['task']['type'], int(config['task']['index'])
   except (ValueError, KeyError, TypeError, AttributeError) as error:
     raise errors.SettingError(
@@ -200,6 +204,24 @@ def parse_tf_config(text: str) -> dict[str, Any]:
     'learner_hosts': tuple(by_job.get('learner', ())),
     'num_actors': len(by_job.get('actor', ())),
   }
+
+
+def _check_hosts(hosts: Any) -> Sequence[str]:
+  if isinstance(hosts, list) and all(isinstance(host, str) for host in hosts):
+    return hosts
+  raise TypeError(f'{hosts!r} is no list of strings.')
+
+
+def bypass_proxies(cluster: Cluster) -> None:
+  """Makes gRPC connect to the learners directly.
+
+  Otherwise it would ask the proxy that `http_proxy` or `https_proxy` names,
+  which has no way to a private network. Call it before TensorFlow connects.
+  """
+  names = [_split(host)[0] for host in cluster.learner_hosts]
+  # If the first is set, gRPC ignores the second.
+  others = os.environ.get('no_grpc_proxy') or os.environ.get('no_proxy', '')
+  os.environ['no_grpc_proxy'] = ','.join([*filter(None, [others]), *names])
 
 
 def start_server(cluster: Cluster) -> tf.distribute.Server:
@@ -239,7 +261,7 @@ def check_port(host: str) -> None:
     except OSError as error:
       raise errors.SettingError(
         f'cannot listen at {host}: {error.strerror}. Is another learner '
-        'running? If not, choose another port in --learner_hosts.'
+        'running? If not, choose another port in --learner_hosts or TF_CONFIG.'
       ) from error
 
 

@@ -3,7 +3,7 @@
 A learner and its actors exchange everything but unrolls and weights through it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import json
 import time
 from typing import Any
@@ -16,6 +16,8 @@ tf1 = tf.compat.v1
 # A slot without a heartbeat for this long may be taken by another process.
 HEARTBEAT_TIMEOUT_SECS = 10.0
 _LINGER_SECS = 15.0
+# The interval at which the learner sets the registry's clock.
+_TICK_SECS = 0.5
 
 
 class ActorRegistry:
@@ -33,20 +35,31 @@ class ActorRegistry:
   def __init__(self, num_actors: int):
     """Builds the variables in the current graph, on the current device."""
     # For each slot, the session id of the process that plays in it (0 if none),
-    # and the time of its last heartbeat by the learner's clock.
+    # and the time of its last heartbeat by the registry's clock. That is the
+    # learner's monotonic clock: a clock that can be set back would make old
+    # heartbeats look recent.
     self._sessions = _make_variable(
       'sessions', np.zeros([num_actors], np.int64)
     )
     self._heartbeats = _make_variable(
       'heartbeats', np.zeros([num_actors], np.float64)
     )
+    self._clock = _make_variable('clock', np.float64(0.0))
     self._is_over = _make_variable('is_over', np.bool_(False))
     self._settings = _make_variable('settings', '')
     self._text = tf1.placeholder(tf.string, [])
+    self._now = tf1.placeholder(tf.float64, [])
 
     self.settings = self._settings.read_value()
+    self._tick = self._clock.assign(self._now).op
     with tf.control_dependencies(
-      [v.initializer for v in (self._sessions, self._heartbeats, self._is_over)]
+      [
+        self._tick,
+        *(
+          variable.initializer
+          for variable in (self._sessions, self._heartbeats, self._is_over)
+        ),
+      ]
     ):
       # Set last: an actor that can read the settings can read everything else.
       self._open = self._settings.assign(self._text).op
@@ -57,7 +70,7 @@ class ActorRegistry:
     self.num_playing = tf.math.count_nonzero(is_playing)
 
   def _is_fresh(self, heartbeat):
-    return heartbeat > tf.timestamp() - HEARTBEAT_TIMEOUT_SECS
+    return heartbeat > self._clock.read_value() - HEARTBEAT_TIMEOUT_SECS
 
   def make_heartbeat(
     self, task: int, session_id: int
@@ -77,7 +90,7 @@ class ActorRegistry:
     is_free = tf.equal(holder, 0) | ~self._is_fresh(heartbeat)
     is_mine = tf.equal(holder, session_id) | is_free
     holder = tf.where(is_mine, tf.constant(session_id, tf.int64), holder)
-    heartbeat = tf.where(is_mine, tf.timestamp(), heartbeat)
+    heartbeat = tf.where(is_mine, self._clock.read_value(), heartbeat)
     with tf.control_dependencies(
       [
         self._sessions[task].assign(holder),
@@ -92,7 +105,22 @@ class ActorRegistry:
 
   def open(self, session: tf1.Session, settings: Mapping[str, Any]) -> None:
     """Lets actors join; their settings must agree with `settings`."""
-    session.run(self._open, {self._text: json.dumps(settings)})
+    session.run(
+      self._open,
+      {self._text: json.dumps(settings), self._now: time.monotonic()},
+    )
+
+  def keep_time(
+    self, session: tf1.Session, should_stop: Callable[[], bool]
+  ) -> None:
+    """Keeps the clock going until `should_stop()` is true."""
+    while not should_stop():
+      self.tick(session)
+      time.sleep(_TICK_SECS)
+
+  def tick(self, session: tf1.Session) -> None:
+    """Sets the clock by which heartbeats are timed."""
+    session.run(self._tick, {self._now: time.monotonic()})
 
   def end(self, session: tf1.Session) -> None:
     """Tells actors that the run is over."""
@@ -102,6 +130,7 @@ class ActorRegistry:
     """Waits until all actors have left, for at most 15 s."""
     deadline = time.monotonic() + _LINGER_SECS
     while session.run(self.num_playing) and time.monotonic() < deadline:
+      self.tick(session)
       time.sleep(0.1)
 
 

@@ -86,11 +86,10 @@ def make_environments(
   """Makes environments from the names of their levels.
 
   Args:
-    level_names: Atari games in any spelling ('up_n_down', 'UpNDown',
-      'ALE/UpNDown-v5'), levels of DeepMind Lab ('lab:<path>', or the bare name
-      for DMLab-30) or Gymnasium environments ('gym:<id>',
-      'gym:<module>:<id>', see `levels.parse`). Environments take them round
-      robin.
+    level_names: Atari games (see levels.find_game), levels of DeepMind Lab
+      ('lab:<path>', or the bare name for DMLab-30) or Gymnasium environments
+      ('gym:<id>', 'gym:<module>:<id>', perhaps with arguments, see
+      levels.gym_arguments). Environments take them round robin.
     num_envs: number of environments.
     seed: the environments' own seeds are derived from it. Actors of one run
       need different ones, such as [seed, actor].
@@ -109,7 +108,8 @@ def make_environments(
 
   Raises:
     errors.SettingError: a level is unknown, cannot be trained on, or cannot be
-      combined with the others.
+      combined with the others; or there are more environments than the system
+      allows processes or open files for.
     py_process.EnvironmentFailed: an environment could not be made.
   """
   family = _find_family(level_names)

@@ -3,7 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import os
+import re
 from typing import Any
+import zlib
 
 import tensorflow as tf
 
@@ -23,12 +25,15 @@ import torsos
 
 tf1 = tf.compat.v1
 
+# The most letters of a file's name that say which levels it is about.
+_MAX_LETTERS = 60
+
 
 def test(config: config_lib.Config) -> None:
   """Evaluates a trained agent; prints its scores and writes them.
 
   Args:
-    config: its level and agent must be those of the run in `logdir`.
+    config: its agent must be that of the run in `logdir`.
 
   Raises:
     errors.UserError: there is no checkpoint, or it cannot be used.
@@ -58,16 +63,46 @@ def test(config: config_lib.Config) -> None:
         'checkpoint': path,
         'num_environment_frames': int(session.run(frames)),
       }
-      progress = scores_lib.Progress(
-        os.path.join(logdir, 'test_progress.json'), about
-      )
+      result = find_result(logdir, config.envs.level_name)
+      progress = scores_lib.Progress(f'{result}_progress.json', about)
       scores = play(
         config, level_names, policy.bind(session), policy.agent, progress
       )
-  report_scores(logdir, level_names, scores, about)
+  report_scores(f'{result}.json', level_names, scores, about)
   progress.finish()
   if config.run.video:
     film(config, scores)
+
+
+def find_result(logdir: str, level_name: str) -> str:
+  """Returns the path of the results, without its ending.
+
+  Args:
+    logdir: the folder of the run.
+    level_name: the levels to test, see `levels.parse`.
+
+  Returns:
+    The path of 'test' for the run's own levels; otherwise that of
+    'test_<levels>', so that results of other levels do not replace them.
+  """
+  own = run_folder.read_settings(logdir).get('level_name', level_name)
+  level_names = levels.parse(level_name, training=False)
+  if levels.parse(own, training=False) == level_names:
+    return os.path.join(logdir, 'test')
+  # All names of a suite would be too long.
+  listed = ','.join(level_names)
+  is_short = len(listed) <= _MAX_LETTERS
+  return os.path.join(
+    logdir, f'test_{file_name(listed if is_short else level_name)}'
+  )
+
+
+def file_name(level_name: str) -> str:
+  """Returns a name for a file about levels: short, safe, and of these only."""
+  plain = level_name.replace('/', '_').replace(':', '_')
+  name = re.sub(r'[^\w.,-]', '_', plain, flags=re.ASCII)[:_MAX_LETTERS]
+  # What was lost may be all in which two names differ.
+  return name if name == plain else f'{name}_{zlib.crc32(plain.encode()):08x}'
 
 
 def play(
@@ -111,12 +146,12 @@ def play(
 
 
 def report_scores(
-  logdir: str,
+  path: str,
   level_names: Sequence[str],
   scores: Mapping[str, scores_lib.LevelScore],
   about: Mapping[str, Any],
 ) -> None:
-  """Prints the scores, including a suite's, and writes `test.json`."""
+  """Prints the scores, including a suite's, and writes them to `path`."""
   suite = levels.find_suite(level_names)
   console.say(scores_lib.table(scores, suite and suite.normalize))
   suite_scores = levels.suite_scores(
@@ -124,9 +159,8 @@ def report_scores(
   )
   for name, value in suite_scores.items():
     console.say(f'{name} {value:.1f} %')
-  result = os.path.join(logdir, 'test.json')
-  scores_lib.write(result, scores, about, suite_scores)
-  console.say(f'Written to {result}')
+  scores_lib.write(path, scores, about, suite_scores)
+  console.say(f'Written to {path}')
 
 
 def film(
@@ -134,8 +168,7 @@ def film(
 ) -> None:
   """Films one episode of each level, in the folder `--video`."""
   for name, score in scores.items():
-    file_name = name.replace('/', '_').replace(':', '_') + '.mp4'
-    path = os.path.join(config.run.video, file_name)
+    path = os.path.join(config.run.video, f'{file_name(name)}.mp4')
     seed, actions, episode_return = score.recording
     films.film(
       name,

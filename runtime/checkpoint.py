@@ -43,7 +43,7 @@ class Checkpoints:
     """Builds the ops in the current graph.
 
     Args:
-      logdir: the run folder.
+      logdir: the run folder, see `run_folder.claim_folder`.
       variables: what to save or restore; the test mode needs only the weights.
     """
     self._directory = pathlib.Path(logdir) / 'checkpoints'
@@ -52,9 +52,9 @@ class Checkpoints:
     self._names = self._find_names()  # Oldest first.
     self._last_whole = None
 
-  def __bool__(self) -> bool:
-    """Returns whether there are any checkpoints."""
-    return bool(self._names)
+  def has_trained(self) -> bool:
+    """Returns whether a checkpoint holds more than the initial weights."""
+    return any(name != 'frames-0' for name in self._names)
 
   def restore(self, session: tf1.Session) -> str | None:
     """Restores the newest checkpoint that is complete.
@@ -103,12 +103,21 @@ class Checkpoints:
 
     Returns:
       Whether it was saved. If not, the previous checkpoint is still complete.
+
+    Raises:
+      CheckpointError: the folder of the checkpoints is gone.
     """
     name = f'frames-{num_environment_frames}'
+    # Not made anew: what the run wrote before is gone, and a resumed run would
+    # miss it.
+    if not self._directory.is_dir():
+      raise CheckpointError(
+        f'cannot save: {self._directory} was deleted or moved while the run '
+        'trained. Leave the run folder in its place until the run has ended.'
+      )
     if name == self._last_whole:
       return True  # Already saved; writing it again would put it at risk.
     try:
-      self._directory.mkdir(parents=True, exist_ok=True)
       with _literal(self._directory) as directory, session.graph.as_default():
         self._saver.save(
           session,

@@ -41,14 +41,15 @@ def run(training: Any) -> None:
   logdir = config.run.logdir
   settings = config.describe()
   checkpoints = checkpoint.Checkpoints(logdir, learner.variables)
-  if checkpoints:
+  # A run that stopped before its first frame holds nothing to keep.
+  if checkpoints.has_trained():
     run_folder.check_settings(
       logdir,
       settings,
       frozenset(config_lib.names(may_change=True)),
       config.run.allow_changed_settings,
     )
-  checkpoints.restore(session)
+    checkpoints.restore(session)
   first_frame = int(session.run(learner.num_environment_frames))
   run_folder.write_settings(logdir, settings)
   console.say(describe_run(training, first_frame))

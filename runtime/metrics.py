@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import re
 import socket
 import threading
 import time
@@ -34,6 +35,8 @@ _METADATA = summary_pb2.SummaryMetadata(
   plugin_data=summary_pb2.SummaryMetadata.PluginData(plugin_name='scalars'),
   data_class=summary_pb2.DATA_CLASS_SCALAR,
 )
+# TensorBoard's names for event files; the number is seconds since 1970.
+_EVENT_FILE = re.compile(r'events\.out\.tfevents\.(\d+(?:\.\d+)?)\.')
 
 
 class Episodes:
@@ -122,7 +125,8 @@ class Logger:
 
   Each line of `metrics.jsonl` is one JSON object:
     num_environment_frames: int, also the step in TensorBoard.
-    wall_time: float, seconds since 1970.
+    wall_time: float, seconds since 1970. It never decreases: if the clock is
+      behind the earlier lines, as on another machine, it counts on from them.
     train_secs: float, seconds trained so far, including earlier starts with
       the same log directory.
     <tag>: float, or null if the value is NaN or infinite.
@@ -160,19 +164,25 @@ class Logger:
     self._described = set()
 
     lines_path = logdir / 'metrics.jsonl'
-    self._earlier_secs = _rewind(lines_path, first_frame)
+    self._earlier_secs, last_time = _rewind(lines_path, first_frame)
+    last_time = max(last_time, _find_newest_start(logdir))
+    now = time.time()
+    # How far the clock is behind what was logged before.
+    self._behind_secs = last_time + 1 - now if last_time >= now else 0.0
+    self._last_time = last_time
     self._lines = _AppendFile(lines_path)
     # TensorBoard reads the files in the order of their names: microseconds keep
     # quick restarts in order.
+    start = self._wall_time()
     self._events = _AppendFile(
-      logdir / f'events.out.tfevents.{time.time():.6f}.{socket.gethostname()}'
+      logdir / f'events.out.tfevents.{start:.6f}.{socket.gethostname()}'
     )
     self._events.append(
-      _event_record(wall_time=time.time(), file_version='brain.Event:2')
+      _event_record(wall_time=start, file_version='brain.Event:2')
     )
     self._events.append(
       _event_record(
-        wall_time=time.time(),
+        wall_time=start,
         step=first_frame + 1,  # The first step to ignore.
         session_log=event_pb2.SessionLog(status=event_pb2.SessionLog.START),
       )
@@ -192,7 +202,7 @@ class Logger:
     """
     frames = int(num_environment_frames)
     scalars = {tag: float(value) for tag, value in scalars.items()}
-    now = time.time()
+    now = self._wall_time()
     train_secs = self._earlier_secs + self._monotonic() - self._start
     try:
       self._lines.append(_json_line(scalars, frames, now, train_secs))
@@ -210,6 +220,12 @@ class Logger:
       self._failing = True
     else:
       self._failing = False
+
+  def _wall_time(self) -> float:
+    """Returns seconds since 1970, never less than before."""
+    now = time.time() + self._behind_secs
+    self._last_time = max(self._last_time, now)
+    return self._last_time
 
   def close(self) -> None:
     """Closes the files. No data is lost without it."""
@@ -252,7 +268,7 @@ class _AppendFile:
     self._file.close()
 
 
-def _rewind(path: pathlib.Path, first_frame: int) -> float:
+def _rewind(path: pathlib.Path, first_frame: int) -> tuple[float, float]:
   """Deletes broken lines of a metrics file, and those after `first_frame`.
 
   Args:
@@ -260,22 +276,43 @@ def _rewind(path: pathlib.Path, first_frame: int) -> float:
     first_frame: environment frames of the last line to keep.
 
   Returns:
-    Seconds trained up to the last line kept; 0 if none is kept.
+    Seconds trained up to the last line kept, and the latest wall time of all
+    lines, deleted ones included; 0 if there are none.
   """
-  train_secs = 0.0
+  train_secs = last_time = 0.0
   if not path.exists():
-    return train_secs
+    return train_secs, last_time
   with open(path, 'rb') as old, run_folder.replacing(path) as new:
     for line in old:
       try:
-        row = json.loads(line)
-        if row['num_environment_frames'] > first_frame:
-          continue
-        train_secs = row['train_secs']
-      except (ValueError, KeyError, TypeError):
+        frames, secs, wall_time = _read_times(line)
+      except (ValueError, KeyError, TypeError, OverflowError):
         continue  # Incomplete: the process was killed while writing it.
-      new.write(line.rstrip(b'\n') + b'\n')
-  return train_secs
+      last_time = max(last_time, wall_time)
+      if frames <= first_frame:
+        train_secs = secs
+        new.write(line.rstrip(b'\n') + b'\n')
+  return train_secs, last_time
+
+
+def _read_times(line: bytes) -> list[float]:
+  """Returns frames, seconds trained and wall time of a line; or raises."""
+  row = json.loads(line)
+  names = ('num_environment_frames', 'train_secs', 'wall_time')
+  times = [row[name] for name in names]
+  if not all(map(math.isfinite, times)):
+    raise ValueError(f'Not finite: {times}.')
+  return times
+
+
+def _find_newest_start(logdir: pathlib.Path) -> float:
+  """Returns the latest time in the names of event files; 0 if there are none.
+
+  Args:
+    logdir: the log directory.
+  """
+  matches = (_EVENT_FILE.match(path.name) for path in logdir.iterdir())
+  return max((float(match[1]) for match in matches if match), default=0.0)
 
 
 def _json_line(

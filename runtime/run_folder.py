@@ -11,6 +11,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import tempfile
 from typing import Any, BinaryIO
 
@@ -34,6 +35,33 @@ _PACKAGES = (
 
 class RunFolderError(errors.UserError):
   """A run folder cannot be used; the message says why."""
+
+
+def parse_path(path: str, flag: str) -> str:
+  """Returns the path of a folder of this machine, with `~` expanded.
+
+  Args:
+    path: as the user gives it.
+    flag: the flag that names it, for the error message.
+
+  Raises:
+    errors.SettingError: it is empty, belongs to a store such as gs://, or
+      begins with the name of a user that does not exist.
+  """
+  problem = None
+  expanded = os.path.expanduser(path)
+  if not path:
+    problem = 'must name a folder'
+  elif re.match(r'[A-Za-z][A-Za-z0-9+.-]*://', path):
+    problem = (
+      'must be a folder of this machine: mount the store, for example with '
+      'gcsfuse, s3fs or a volume, and give the folder where it is mounted'
+    )
+  elif expanded.startswith('~'):
+    problem = 'begins with ~, but there is no such home folder'
+  if problem:
+    raise errors.SettingError(f'--{flag}={path} {problem}.')
+  return expanded
 
 
 def make_folder(path: str, flag: str) -> None:
@@ -97,7 +125,7 @@ def write_settings(logdir: str, settings: Mapping[str, Any]) -> None:
     OSError: the file cannot be written; an existing file is then unchanged.
   """
   write_json(
-    _config_path(logdir),
+    config_path(logdir),
     {
       'settings': {name: _to_json(value) for name, value in settings.items()},
       'versions': _find_versions(),
@@ -111,12 +139,19 @@ def read_settings(logdir: str) -> dict[str, Any]:
   Raises:
     RunFolderError: there are no settings, or they cannot be read.
   """
-  path = _config_path(logdir)
+  path = config_path(logdir)
   try:
     settings = json.loads(path.read_text(encoding='utf-8'))['settings']
-    return dict(settings)
-  except (OSError, ValueError, KeyError, TypeError) as error:
-    raise RunFolderError(f'no run in {logdir}: cannot read {path}') from error
+    return dict(settings.items())
+  except OSError as error:
+    raise RunFolderError(
+      f'no run in {logdir}: cannot read {path}: {error.strerror}'
+    ) from error
+  except (ValueError, KeyError, TypeError, AttributeError) as error:
+    raise RunFolderError(
+      f'{path} is damaged: it must hold {{"settings": {{...}}}}. Restore it '
+      'from a copy, or use another --logdir.'
+    ) from error
 
 
 def check_settings(
@@ -198,7 +233,8 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
     raise
 
 
-def _config_path(logdir: str) -> pathlib.Path:
+def config_path(logdir: str) -> pathlib.Path:
+  """Returns the path of `config.json`."""
   return pathlib.Path(logdir) / 'config.json'
 
 

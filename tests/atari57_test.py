@@ -112,11 +112,14 @@ def test_incomplete_returns():
 @pytest.mark.parametrize('game', atari57.GAMES)
 def test_spellings(game):
   camel = ''.join(part.capitalize() for part in game.split('_'))
-  names = [game, game.replace('_', ''), camel, f'ALE/{camel}-v5']
-  assert names[-1] in gymnasium.registry
-  for name in names:
-    assert atari57.SUITE.find_level(name) == game
+  # These two have the settings of AtariSettings.
+  same = [f'{camel}{kind}-v4' for kind in ('NoFrameskip', 'Deterministic')]
+  other = f'ALE/{camel}-v5'
+  assert other in gymnasium.registry
+  for name in game, game.replace('_', ''), camel, *same:
     assert levels.find_game(name) == game
+  for name in game, camel, *same, other:
+    assert atari57.SUITE.find_level(name) == game
     assert atari57.SUITE.normalize(name, atari57.HUMAN_SCORES[game]) == (
       pytest.approx(100)
     )

@@ -26,6 +26,7 @@ class Run:
   """Some variables, their checkpoints, and a session with them."""
 
   def __init__(self, logdir, shape=(_SIZE,)):
+    self._logdir = logdir
     with tf.Graph().as_default():
       self._weights = tf1.get_variable('weights', shape, use_resource=True)
       self._value = tf1.placeholder(tf.float32, [])
@@ -39,10 +40,17 @@ class Run:
       self._session.graph.finalize()
 
   def save(self, value, frames=None):
+    _folder(self._logdir).mkdir(parents=True, exist_ok=True)
+    return self.save_to_claimed(value, frames)
+
+  def save_to_claimed(self, value, frames=None):
     self._session.run(self._fill, {self._value: value})
     return self._checkpoints.save(
       self._session, int(value) if frames is None else frames
     )
+
+  def has_trained(self):
+    return self._checkpoints.has_trained()
 
   def restore(self):
     """Returns the path and the value that is restored."""
@@ -92,6 +100,30 @@ def test_a_resumed_run_keeps_three_of_both(tmp_path):
   run.save(4)
   names = {path.stem for path in _folder(tmp_path).glob('*.index')}
   assert names == {'frames-2', 'frames-3', 'frames-4'}
+
+
+@pytest.mark.parametrize('what', ['', 'checkpoints'])
+def test_a_folder_that_has_gone_is_an_error(tmp_path, what):
+  run = Run(tmp_path / 'run')
+  assert run.save(1)
+  shutil.rmtree(tmp_path / 'run' / what)
+  for value in (2, 1):
+    with pytest.raises(checkpoint.CheckpointError, match='deleted or moved'):
+      run.save_to_claimed(value)
+  assert not _folder(tmp_path / 'run').exists()
+
+
+def test_initial_weights_are_nothing_trained(tmp_path):
+  run = Run(tmp_path)
+  assert not run.has_trained()
+  run.save(0)
+  assert not Run(tmp_path).has_trained()
+  # Another agent's are in its way neither.
+  other = Run(tmp_path, shape=(_SIZE + 1,))
+  assert other.save(0)
+  assert other.save(5)
+  assert Run(tmp_path).has_trained()
+  assert Run(tmp_path, shape=(_SIZE + 1,)).restore()[1] == 5
 
 
 def test_does_not_write_the_newest_again(tmp_path):
@@ -250,6 +282,7 @@ class Training:
   """A learner that always gets the same batch."""
 
   def __init__(self, logdir, total_environment_frames=1000, popart_levels=None):
+    _folder(logdir).mkdir(parents=True, exist_ok=True)
     spec = environments.EnvironmentSpec(
       (3,), np.dtype(np.float32), num_actions=2, frames_per_step=1, stack=1,
       action_meanings=None,

@@ -78,6 +78,35 @@ def test_what_does_not_fit_is_named(values, message):
   assert message in str(error.value)
 
 
+_PATHS = ('logdir', 'video', 'level_cache_dir', 'dataset_path')
+
+
+def test_paths_begin_at_home(monkeypatch):
+  assert set(config.names(path=True)) == set(_PATHS)
+  monkeypatch.setenv('HOME', '/home/me')
+  for name in _PATHS:
+    assert config.make(**{name: '~/a b'}).values()[name] == '/home/me/a b'
+    assert _from_flags(f'--{name}=~').values()[name] == '/home/me'
+    for same in ('a/~', './~x', '/a~', 'dummy', 'c:/d'):
+      assert config.make(**{name: same}).values()[name] == same
+
+
+@pytest.mark.parametrize('name', _PATHS)
+@pytest.mark.parametrize(
+  ('path', 'message'),
+  [
+    ('', '= must name a folder.'),
+    ('gs://bucket/run', '=gs://bucket/run must be .* mount the store'),
+    ('s3://bucket', '=s3://bucket must be a folder of this machine'),
+    ('hdfs://a:1/b', 'mount'),
+    ('~nobody-of-this-name/run', 'no such home folder'),
+  ],
+)
+def test_paths_of_nowhere_are_refused(name, path, message):
+  with pytest.raises(errors.SettingError, match=f'--{name}.*{message}'):
+    _from_flags(f'--{name}={path}')
+
+
 def test_a_config_is_replaced_not_changed():
   before = config.make()
   after = before.replace(batch_size=4, seed=7)

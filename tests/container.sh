@@ -102,6 +102,20 @@ stop actor0
 stop actor1
 stop learner
 
+# Also for a user that the image does not know, as on OpenShift.
+for user in 10001:0 12345:0; do
+  "$engine" run --rm --network none --user $user \
+    --volume "$run:/impala/runs" "$image" \
+    --flagfile=configs/cartpole.flags --logdir="runs/$user" \
+    --envs_per_actor=2 --total_environment_frames=2000
+  "$engine" run --rm --network none --user $user \
+    --volume "$run:/impala/runs" --entrypoint bash "$image" \
+    -c 'touch ~/file && [ "$(id -g)" = 0 ]'
+  "$engine" run --rm --network none --user $user \
+    --volume "$run:/impala/runs" "$image" \
+    --mode=test --logdir="runs/$user" --test_num_episodes=2
+  echo "ok: user $user trains and tests"
+done
 "$engine" run --rm --network none --volume "$run:/impala/runs" "$image" \
   --mode=test --logdir=runs/test --test_num_episodes=2
 echo 'ok: the checkpoint plays'

@@ -97,8 +97,8 @@ def test_kubernetes_takes_all_its_files():
 
 def test_runs_are_kept_where_the_program_writes_and_may():
   folder = re.search(r'^WORKDIR (.+)', _DOCKERFILE, re.M)[1] + '/runs'
-  user = int(re.search(r'^USER (\d+):\1$', _DOCKERFILE, re.M)[1])
-  assert f'--owner={user} --group={user} runs' in _DOCKERFILE
+  user = int(re.search(r'^USER (\d+):0$', _DOCKERFILE, re.M)[1])
+  assert f'install --directory --owner={user} runs' in _DOCKERFILE
   assert _JOBS['learner']['volumes'] == [f'runs:{folder}']
   learner = _kubernetes('StatefulSet')['learner']
   assert _pod(learner)['securityContext']['runAsUser'] == user
@@ -106,6 +106,25 @@ def test_runs_are_kept_where_the_program_writes_and_may():
   [claim] = learner['spec']['volumeClaimTemplates']
   mounts = _pod(learner)['containers'][0]['volumeMounts']
   assert {'name': claim['metadata']['name'], 'mountPath': folder} in mounts
+
+
+def test_any_user_of_group_0_may_write():
+  home = re.search(r'^ENV HOME=(.+)', _DOCKERFILE, re.M)[1]
+  assert home.startswith('/home/')
+  for change in ('chgrp -R 0', 'chmod -R g=u'):
+    assert f'{change} "$HOME" runs' in _DOCKERFILE
+  for name, stateful_set in _kubernetes('StatefulSet').items():
+    assert _pod(stateful_set)['securityContext']['runAsGroup'] == 0, name
+
+
+def test_kubernetes_says_what_openshift_chooses_itself():
+  for name in ('learner', 'actors'):
+    text = (_CHECKOUT / 'kubernetes' / f'{name}.yaml').read_text()
+    assert re.search(
+      r'# OpenShift .* drop them there\.\n'
+      r' *runAsUser: .*\n *runAsGroup: .*\n *fsGroup: ',
+      text,
+    ), name
 
 
 def test_signals_reach_the_program():

@@ -129,12 +129,14 @@ def test_a_run_leaves_its_curves(run):
 
 def test_the_same_command_goes_on_even_if_the_folder_has_moved(run, tmp_path):
   logdir, first = run
-  moved = tmp_path / 'moved'
+  moved = tmp_path / 'umgez\u00f6gen \u2713'
   shutil.copytree(logdir, tmp_path / 'away')
   shutil.move(tmp_path / 'away', moved)
   before = _read_metrics(moved)
   with Program(
     tmp_path / 'program',
+    # Its name cannot be printed there.
+    {'PYTHONIOENCODING': 'ascii', 'LC_ALL': 'C'},
     level_name=_TWO_LEVELS,
     logdir=moved,
     total_environment_frames=2 * _FRAMES,
@@ -211,11 +213,22 @@ def test_what_a_user_can_mend_ends_in_one_line(run, tmp_path):
 def test_plays_what_was_trained(run, tmp_path):
   logdir, _ = run
   logdir = shutil.copytree(logdir, tmp_path / 'run')
-  with Program(
-    tmp_path / 'program', mode='test', logdir=logdir, test_num_episodes=3
-  ) as played:
+  own = Program(
+    tmp_path / 'own', mode='test', logdir=logdir, test_num_episodes=3
+  )
+  other = Program(
+    tmp_path / 'other',
+    mode='test',
+    logdir=logdir,
+    level_name=COUNT.format(20),
+    test_num_episodes=1,
+  )
+  with own as played, other:
     assert played.finish() == 0, played.err
+    assert other.finish() == 0, other.err
   assert played.error_lines() == []
+  path = logdir / 'test_gym_tests.count_env_Count20-v0.json'
+  assert list(json.loads(path.read_text())['levels']) == [COUNT.format(20)]
   assert f'Playing {logdir}/checkpoints/frames-{_FRAMES}' in played.out
   scores = json.loads((logdir / 'test.json').read_text())
   assert scores['settings']['num_environment_frames'] == _FRAMES
@@ -223,6 +236,25 @@ def test_plays_what_was_trained(run, tmp_path):
     level = scores['levels'][COUNT.format(length)]
     assert level['returns'] == [length] * 3
     assert level['frames'] == [length] * 3
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ([1], 'is damaged'),
+    ({'settings': {'level_name': [1]}}, '--level_name=.1. must be a string'),
+    ({'settings': {'popart': None}}, '--popart=None must be True or False'),
+  ],
+)
+def test_names_a_file_of_settings_that_is_damaged(tmp_path, settings, message):
+  path = tmp_path / 'config.json'
+  path.write_text(json.dumps(settings))
+  with (
+    flagsaver.flagsaver(),
+    pytest.raises(errors.UserError, match=f'^{path} .*{message}'),
+  ):
+    flags.FLAGS(['', '--mode=test', f'--logdir={tmp_path}'])
+    experiment.read_config()
 
 
 def test_one_environment_fills_a_large_batch(tmp_path):
@@ -330,6 +362,26 @@ def test_failures_end_the_run_and_name_their_place(tmp_path):
     ), name
 
 
+def test_a_run_folder_that_is_deleted_is_an_error_at_the_next_save(tmp_path):
+  logdir = tmp_path / 'run'
+  with Program(
+    tmp_path / 'program',
+    level_name=COUNT.format(3),
+    logdir=logdir,
+    save_checkpoint_secs=1,
+    total_environment_frames=10**9,
+  ) as run:
+    run.wait_for_training()
+    shutil.rmtree(logdir)
+    assert run.finish() == 1, run.err
+  (line,) = run.error_lines()
+  assert line.startswith(
+    f'Error: cannot save: {logdir}/checkpoints was deleted'
+  )
+  assert 'Saved.' not in run.out
+  assert not logdir.exists()
+
+
 _BROKEN = """
 import sys
 from absl import app
@@ -408,11 +460,20 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
       assert stopped.error_lines() == []
       assert 'Stopping' in stopped.out
       assert stopped.out.splitlines()[-1].startswith('Saved.')
+  # Where nothing was trained, there is nothing to keep.
+  with Program(
+    tmp_path / 'again',
+    logdir=tmp_path / 'term' / 'run',
+    level_name=COUNT.format(3),
+    use_lstm=True,
+    total_environment_frames=20,
+  ) as again:
+    assert again.finish() == 0, again.err
   frames = _checkpoint_frames(tmp_path / 'int' / 'run')
   assert frames > 0
   last = _read_metrics(tmp_path / 'int' / 'run')[-1]
   assert frames - 20 <= last['num_environment_frames'] <= frames
-  assert _checkpoint_frames(tmp_path / 'term' / 'run') == 0
+  assert _checkpoint_frames(tmp_path / 'term' / 'run') == 20
 
   _, other = run
   assert _seeds(interrupted.out) != _seeds(other.out)

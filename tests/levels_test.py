@@ -15,7 +15,7 @@ from runtime import errors
   [
     ('pong', ['pong']),
     ('UpNDown', ['up_n_down']),
-    ('ALE/Jamesbond-v5, adventure', ['jamesbond', 'adventure']),
+    ('JamesbondNoFrameskip-v4, adventure', ['jamesbond', 'adventure']),
     ('rooms_watermaze', ['rooms_watermaze']),
     ('contributed/dmlab30/rooms_watermaze', ['rooms_watermaze']),
     ('lab:contributed/dmlab30/rooms_watermaze', ['rooms_watermaze']),
@@ -105,6 +105,8 @@ def test_training_refuses_the_test_levels():
     ('contributed/dmlab30/room_watermaze', 'did you mean rooms_watermaze'),
     ('lab:contributed/dmlab30/room_watermaze', 'did you mean rooms_watermaze'),
     ('dmlab-30', 'did you mean dmlab30'),
+    ('Montezuma', 'did you mean montezuma_revenge'),
+    ('brekaout', 'did you mean breakout'),
     ('atari_75', 'did you mean atari57'),
     ('contributed/dmlab30/pong', 'Unknown level'),
     ('zzzzzz', 'up_n_down.*rooms_watermaze.*gym:CartPole-v1'),
@@ -121,7 +123,9 @@ def test_refuses_unknown_and_empty_names(flag, message):
 
 def test_refuses_repeated_levels():
   with pytest.raises(ValueError, match='than once: pong, breakout.$'):
-    levels.parse('pong,breakout,UpNDown,Pong,ALE/Breakout-v5', training=True)
+    levels.parse(
+      'pong,breakout,UpNDown,Pong,BreakoutDeterministic-v4', training=True
+    )
   with pytest.raises(ValueError, match='than once: rooms_watermaze.$'):
     levels.parse('dmlab30,rooms_watermaze', training=True)
   with pytest.raises(ValueError, match='than once: gym:CartPole-v1.$'):
@@ -147,10 +151,51 @@ def test_families(name, family):
 
 
 @pytest.mark.parametrize(
-  'name', ['up_n_down', 'UpNDown', 'ALE/UpNDown-v5', 'upndown']
+  'name',
+  [
+    'up_n_down',
+    'UpNDown',
+    'upndown',
+    'UpNDownNoFrameskip-v4',
+    'ALE/UpNDownDeterministic-v4',
+  ],
 )
 def test_spellings_of_games(name):
   assert levels.find_game(name) == 'up_n_down'
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    (
+      'ALE/MsPacman-v5',
+      'has sticky actions: use --level_name=ms_pacman '
+      '--repeat_action_probability=0.25, or --level_name=ms_pacman without '
+      'them.',
+    ),
+    ('MsPacman-v5', '--repeat_action_probability=0.25'),
+    ('MsPacmanNoFrameskip-v0', '--repeat_action_probability=0.25'),
+    ('MsPacman-v4', '2 to 4 times .* --level_name=ms_pacman always'),
+    ('MsPacman-v0', 'sticky .* and repeats each action 2 to 4 times'),
+    ('MsPacman-ramNoFrameskip-v4', 'the console, .*--level_name=ms_pacman'),
+    ('MsPacmen-v5', "'MsPacmen': did you mean ms_pacman?"),
+    ('CartPole-v1', 'like gym:CartPole-v1.$'),
+  ],
+)
+def test_gym_names_of_games_with_other_settings_say_how_to_get_them(
+  name, message
+):
+  for find in levels.find_game, lambda name: levels.parse(name, training=True):
+    with pytest.raises(errors.SettingError, match=message) as raised:
+      find(name)
+    assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize('name', ['doom', 'cart', 'tekken', 'minecraft'])
+def test_suggests_no_names_that_are_far(name):
+  with pytest.raises(errors.SettingError) as raised:
+    levels.parse(name, training=True)
+  assert 'did you mean' not in str(raised.value)
 
 
 @pytest.mark.parametrize('name', ['combat', 'joust', 'maze_craze', 'Warlords'])

@@ -75,6 +75,7 @@ def test_ends_all_even_if_nobody_reads_of_a_failure(tmp_path):
       f'--output_dir={pathlib.Path(__file__) / "x"}',
       'Error: cannot write to --output_dir=',
     ),
+    ('--output_dir=gs://a', 'Error: --output_dir=gs://a must be a folder'),
   ],
 )
 def test_refuses_in_one_line(argument, message):

@@ -33,8 +33,8 @@ class TestFindSpec:
       (['pong'], None, 6),
       (['Freeway'], atari.AtariSettings(frames_per_step=2), 3),
       (['pong'], atari.AtariSettings(full_action_set=True, num_threads=1), 18),
-      (['pong', 'ALE/Breakout-v5'], None, 18),
-      (['pong', 'ALE/Pong-v5'], None, 6),  # Two names of one game.
+      (['pong', 'BreakoutNoFrameskip-v4'], None, 18),
+      (['pong', 'Pong'], None, 6),  # Two names of one game.
       (['gym:CartPole-v1'], None, 2),
       (['gym:tests.count_env:Text-v0', 'gym:tests.count_env:Text-v0'], None, 2),
     ],

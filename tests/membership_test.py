@@ -14,6 +14,7 @@ import config
 from envs import make
 import experiment
 import local_cluster
+from runtime import errors
 from tests import program
 
 _HOSTS = ('a:1', 'b:2')
@@ -90,8 +91,9 @@ def test_tf_config_is_read(names, job):
     (_tf_config(actor='ps'), "a job 'ps'"),
     (_tf_config(job='evaluator'), "a job 'evaluator'"),
     (_tf_config(actor='master'), 'names the learners twice: learner, master'),
-    ('{}', 'TF_CONFIG is not '),
     ('[]', 'TF_CONFIG is not '),
+    ('1', 'TF_CONFIG is not '),
+    (f'{{"cluster": {{"learner": {json.dumps(_HOSTS)}}}}}', 'TF_CONFIG is not'),
     ('learner', "'learner'"),
     ('{"cluster": {"learner": 3}, "task": {"type": 0}}', 'TF_CONFIG is not '),
   ],
@@ -100,6 +102,45 @@ def test_what_tf_config_does_not_say_is_refused(text, message):
   with pytest.raises(ValueError, match=message) as error:
     membership.parse_tf_config(text)
   assert '\n' not in str(error.value)
+
+
+_ALONE = {
+  'nothing': {},
+  'no cluster': {'task': {'type': 'worker', 'index': 0}},
+  'empty': {'cluster': {}, 'task': {'type': 'chief', 'index': 0}},
+  'null': {'cluster': None, 'environment': 'cloud'},
+  'no hosts': {'cluster': {'chief': [], 'worker': []}},
+} | {
+  job: {'cluster': {job: ['a:1']}, 'task': {'type': job, 'index': 0}}
+  for job in ('chief', 'worker', 'learner', 'actor', 'ps', 'evaluator')
+}
+
+
+@pytest.mark.parametrize('tf_config', _ALONE.values(), ids=_ALONE)
+def test_who_is_alone_trains_locally(tf_config, monkeypatch):
+  monkeypatch.setenv('TF_CONFIG', json.dumps(tf_config))
+  assert _read_cluster() == membership.Cluster('local', 0, (), 2)
+
+
+@pytest.mark.parametrize(
+  ('cluster', 'task', 'message'),
+  [
+    ({'chief': ['a', 'b:1'], 'worker': ['c', 'd']}, 0, "'a' in --learner_host"),
+    ({'chief': ['a:1'], 'worker': ['c:1']}, 5, 'task 5 is outside 0'),
+    ({'worker': ['c:1', 'd:1']}, 0, 'needs --learner_hosts'),
+    ({'chief': ['a:1', 'b:1']}, 0, '--num_actors=0 must be at least 1'),
+    ({'chief': [1], 'worker': ['a:1']}, 0, 'is not {"cluster": '),
+    ({'chief': 'a:1', 'worker': ['a:1']}, 0, 'is not {"cluster": '),
+  ],
+)
+def test_what_is_wrong_with_tf_config_names_it(
+  cluster, task, message, monkeypatch
+):
+  task = {'type': 'worker', 'index': task}
+  text = json.dumps({'cluster': cluster, 'task': task})
+  monkeypatch.setenv('TF_CONFIG', text)
+  with pytest.raises(errors.SettingError, match=f'^TF_CONFIG .*{message}'):
+    _read_cluster()
 
 
 def _read_cluster(*arguments):
@@ -175,7 +216,25 @@ def test_an_actor_of_a_cluster_steps_its_games_as_one():
       assert len(envs.recv()[0]) == size
 
 
+@pytest.mark.parametrize(
+  ('variables', 'expected'),
+  [
+    ({}, 'a,b,::1'),
+    ({'no_proxy': 'c,d'}, 'c,d,a,b,::1'),
+    ({'no_proxy': 'c', 'no_grpc_proxy': 'e'}, 'e,a,b,::1'),
+    ({'no_proxy': ''}, 'a,b,::1'),
+  ],
+)
+def test_proxies_are_bypassed(variables, expected, monkeypatch):
+  monkeypatch.setattr(membership.os, 'environ', dict(variables))
+  cluster = _cluster(learner_hosts=(*_HOSTS, '[::1]:3'))
+  membership.bypass_proxies(cluster)
+  assert membership.os.environ['no_grpc_proxy'] == expected
+
+
 def test_all_processes_end_in_good_order(tmp_path):
+  """Also where gRPC would ask a proxy, here one that is dead."""
+  proxies = ('http_proxy', 'https_proxy', 'grpc_proxy')
   cluster = {
     'chief': [f'localhost:{local_cluster.find_free_ports(1)[0]}'],
     'worker': ['elsewhere:1', 'elsewhere:2'],
@@ -185,7 +244,8 @@ def test_all_processes_end_in_good_order(tmp_path):
     task = {'type': job, 'index': index}
     return program.Program(
       tmp_path / f'{job}{index}',
-      {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})},
+      {'TF_CONFIG': json.dumps({'cluster': cluster, 'task': task})}
+      | dict.fromkeys(proxies, 'http://localhost:9'),
       level_name=_LEVELS,
       num_actors=None,
       envs_per_actor=1,

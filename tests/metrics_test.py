@@ -223,6 +223,41 @@ def test_logger_forgets_old_points_before_it_writes_new_ones(tmp_path):
   assert read_curve(tmp_path, 'x') == [(100, 1.0)]
 
 
+def test_logger_continues_where_the_clock_is_behind(tmp_path, monkeypatch):
+  """Another machine's clock, or one that is set back while a run trains."""
+  now = 1.8e9
+  monkeypatch.setattr(metrics.time, 'time', lambda: now)
+  logger = metrics.Logger(tmp_path)
+  logger.write({'x': 1.0}, 100)
+  now += 60
+  logger.write({'x': 2.0}, 200)
+  for first_frame, x in ((200, 3.0), (300, 4.0)):
+    now -= 3600
+    logger = metrics.Logger(tmp_path, first_frame=first_frame)
+    now += 10
+    logger.write({'x': x}, first_frame + 100)
+  now -= 3600
+  logger.write({'x': 5.0}, 500)
+
+  assert read_curve(tmp_path, 'x') == [(100 * i, float(i)) for i in range(1, 6)]
+  events = read_events(tmp_path).Scalars('x')
+  for times in (
+    [line['wall_time'] for line in read_lines(tmp_path)],
+    [event.wall_time for event in events],
+  ):
+    assert times == sorted(times)
+    # Counted on: not an hour ahead, nor at a standstill.
+    assert 10 <= times[-2] - times[1] <= 30
+
+
+def test_logger_continues_after_the_event_file_of_another_writer(tmp_path):
+  name = 'events.out.tfevents.9000000000.host.1.0.v2'
+  (tmp_path / name).touch()
+  metrics.Logger(tmp_path).write({'x': 1.0}, 100)
+  newest = sorted(path.name for path in tmp_path.glob('events*'))[-1]
+  assert newest.startswith('events.out.tfevents.9000000001.')
+
+
 def test_logger_starts_afresh_without_a_checkpoint(tmp_path):
   metrics.Logger(tmp_path).write({'x': 1.0}, 100)
   logger = metrics.Logger(tmp_path)
@@ -240,6 +275,11 @@ def test_logger_starts_afresh_without_a_checkpoint(tmp_path):
     b'\0' * 40,
     b'\xff\xfe\xfd',
     b'[]',
+    b'null',
+    b'{"num_environment_frames": 2, "train_secs": null, "wall_time": 1}',
+    b'{"num_environment_frames": 2, "train_secs": 1, "wall_time": null}',
+    b'{"num_environment_frames": null, "train_secs": 1, "wall_time": 1}',
+    b'{"num_environment_frames": 2, "train_secs": 1, "wall_time": Infinity}',
     b'\n\n',
   ],
 )

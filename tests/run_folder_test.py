@@ -81,11 +81,17 @@ def test_some_settings_are_free(tmp_path, capsys):
 
 
 def test_settings_that_cannot_be_read_are_refused(tmp_path):
-  for content in (None, '{', '{}', '[1]', '{"settings": 1}'):
-    if content is not None:
-      (tmp_path / 'config.json').write_text(content)
-    with pytest.raises(run_folder.RunFolderError, match='config.json'):
+  with pytest.raises(run_folder.RunFolderError, match='no run .*config.json'):
+    _check(tmp_path, _SETTINGS, False)
+  for content in (
+    *('', '{', '{}', '[1]', 'null', '\xff'),
+    *('{"settings": 1}', '{"settings": [["seed", 1]]}'),
+  ):
+    (tmp_path / 'config.json').write_bytes(content.encode('latin-1'))
+    with pytest.raises(run_folder.RunFolderError) as error:
       _check(tmp_path, _SETTINGS, False)
+    message = f'{tmp_path}/config.json is damaged: '
+    assert str(error.value).startswith(message)
 
 
 def test_keeps_settings_and_versions(tmp_path):
