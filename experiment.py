@@ -19,6 +19,11 @@ import sys
 from absl import app
 from absl import flags
 
+from runtime import signals
+
+if __name__ == '__main__':
+  signals.install()  # First: all that follows takes seconds.
+
 # Both must be set before TensorFlow is imported. On many processors, TensorFlow
 # does not use oneDNN by default, although it is 2 to 3 times faster.
 os.environ.setdefault('TF_ENABLE_ONEDNN_OPTS', '1')
@@ -77,15 +82,18 @@ def _naming(source: object) -> Iterator[None]:
     raise errors.SettingError(f'{source} does not fit: {error}') from error
 
 
-def train(config: config_lib.Config) -> None:
-  """Trains until the frame budget is spent or a signal ends it."""
+def train(config: config_lib.Config) -> bool:
+  """Trains until the frame budget is spent or a signal ends it.
+
+  Returns:
+    Whether the run is over.
+  """
   level_names = levels.parse(config.envs.level_name, training=True)
   # Made for every job, since it checks that the cluster's flags are consistent.
   cluster = membership.from_config(config.cluster)
   if cluster.job_name == 'actor':
     with training_lib.RemoteActor(config, level_names) as actor:
-      actor.run()
-    return
+      return actor.run()
   is_first = cluster.task == 0  # Only the first learner writes files.
   claim = contextlib.nullcontext()
   if is_first:
@@ -95,7 +103,7 @@ def train(config: config_lib.Config) -> None:
     'learner': training_lib.ClusterLearner,
   }
   with claim, wirings[cluster.job_name](config, level_names) as training:
-    loop.run(training) if is_first else loop.assist(training)
+    return loop.run(training) if is_first else loop.assist(training)
 
 
 def main(argv):
@@ -106,11 +114,12 @@ def main(argv):
   limits.raise_soft_limits()
   try:
     config = read_config()
-    train(config) if config.run.mode == 'train' else test_mode.test(config)
+    if config.run.mode == 'test':
+      test_mode.test(config)
+    elif not train(config):
+      sys.exit(signals.EXIT_STOPPED)
   except (errors.UserError, OSError) as error:
     sys.exit(f'Error: {error}')
-  except KeyboardInterrupt:
-    sys.exit('Interrupted.')  # Training itself handles Ctrl-C.
 
 
 if __name__ == '__main__':

@@ -5,8 +5,10 @@ How a learner and an actor are wired is in `training.py`.
   python local_cluster.py --num_learners=1 --num_actors=4 -- --level_name=pong
 
 The flags after -- go to all processes. The first learner's output is shown. All
-other output, including errors, is in `--output_dir`, in one file per process.
-Ctrl-C ends all processes.
+other output, including errors, is in `--output_dir`, in one file per process;
+so is the run folder, unless `--logdir` names another. Ctrl-C and the other
+signals of `experiment.py` save and end all processes. The exit code is the
+first learner's.
 """
 
 import argparse
@@ -15,11 +17,12 @@ import signal
 import socket
 import subprocess
 import sys
-import time
+import threading
 
 from runtime import console
 from runtime import errors
 from runtime import run_folder
+from runtime import signals
 
 ROOT = pathlib.Path(__file__).parent
 
@@ -54,22 +57,26 @@ def start(job_name: str, task: int, folder: pathlib.Path, flags: list[str]):
 
 
 def start_all(
-  args: argparse.Namespace, folder: pathlib.Path
-) -> dict[str, subprocess.Popen]:
-  """Starts all processes; returns them by name, 'learner0' first."""
+  args: argparse.Namespace,
+  folder: pathlib.Path,
+  processes: dict[str, subprocess.Popen],
+) -> None:
+  """Starts all processes; adds them by name, 'learner0' first."""
   ports = find_free_ports(args.num_learners)
   hosts = ','.join(f'localhost:{port}' for port in ports)
-  # Last, since a flag file among the others may set the number of actors.
   flags = [
+    f'--logdir={folder / "run"}',
     *args.flags,
+    # Last, since a flag file among the others may set the number of actors.
     f'--learner_hosts={hosts}',
     f'--num_actors={args.num_actors}',
   ]
-  return {
-    f'{job}{task}': start(job, task, folder, flags)
-    for job, n in (('learner', args.num_learners), ('actor', args.num_actors))
-    for task in range(n)
-  }
+  for job, count in (
+    ('learner', args.num_learners),
+    ('actor', args.num_actors),
+  ):
+    for task in range(count):
+      processes[f'{job}{task}'] = start(job, task, folder, flags)
 
 
 def tell_failures(
@@ -77,13 +84,46 @@ def tell_failures(
 ) -> None:
   """Prints which processes have failed, once each, and adds them to `told`."""
   for name, process in processes.items():
-    if process.poll() and name not in told:
+    code = process.poll()
+    if code and code != signals.EXIT_STOPPED and name not in told:
       told.add(name)
       path = folder / f'{name}.txt'
-      lines = path.read_text(errors='replace').splitlines()
-      errors = [line for line in lines if line.startswith('Error: ')]
-      problem = errors[-1] if errors else f'exit code {process.returncode}'
+      problem = find_problem(code, path)
       console.say(f'{name} has failed: {problem} ({path})', sys.stderr)
+
+
+def find_problem(code: int, path: pathlib.Path) -> str:
+  """Returns why a process has ended, from its exit code and its output."""
+  if code < 0:
+    return f'ended by {signal.Signals(-code).name}'
+  lines = path.read_text(errors='replace').splitlines()
+  errors = [line for line in lines if line.startswith('Error: ')]
+  return errors[-1] if errors else f'exit code {code}'
+
+
+def watch(
+  processes: dict[str, subprocess.Popen],
+  folder: pathlib.Path,
+  stop: threading.Event,
+) -> int:
+  """Waits until the first learner has ended; then ends the others.
+
+  Returns:
+    The first learner's exit code; as in a shell, 128 + n for signal n.
+  """
+  learner = processes['learner0']
+  told = set()
+  while learner.poll() is None and not stop.wait(0.5):
+    tell_failures(processes, folder, told)
+  if learner.poll() != 0:
+    tell_failures(processes, folder, told)
+    for process in processes.values():
+      process.terminate()
+  for process in processes.values():
+    process.wait()
+  tell_failures(processes, folder, told)
+  code = learner.returncode
+  return code if code >= 0 else 128 - code
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -107,7 +147,7 @@ def parse_arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-  """Runs the cluster until it ends; returns 1 if a process has failed."""
+  """Runs the cluster until it ends; returns the first learner's exit code."""
   args = parse_arguments()
   try:
     folder = pathlib.Path(run_folder.parse_path(args.output_dir, 'output_dir'))
@@ -116,26 +156,19 @@ def main() -> int:
     sys.exit(f'Error: {error}')
   except OSError as error:
     sys.exit(f'Error: cannot write to --output_dir={folder}: {error.strerror}')
-  signal.signal(signal.SIGTERM, signal.default_int_handler)
-  processes = start_all(args, folder)
-  learner = processes['learner0']
-  told = set()
-  try:
-    while learner.poll() is None:
-      tell_failures(processes, folder, told)
-      time.sleep(0.5)
-  except KeyboardInterrupt:
-    pass
-  if learner.returncode != 0:
-    tell_failures(processes, folder, told)
-    for process in processes.values():
-      process.terminate()
-  codes = [process.wait() for process in processes.values()]
-  if learner.returncode == 0:
-    tell_failures(processes, folder, told)
-  return int(any(codes))
+  processes = {}
+  stop = threading.Event()
+
+  def kill_all():
+    for process in list(processes.values()):
+      process.kill()
+
+  with signals.stopping(stop.set, force=kill_all):
+    start_all(args, folder, processes)
+    return watch(processes, folder, stop)
 
 
 if __name__ == '__main__':
   console.keep_exit_code()
+  signals.install()
   sys.exit(main())

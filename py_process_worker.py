@@ -35,6 +35,13 @@ from runtime import errors
 
 # How long environments may take to close, and then to obey SIGTERM.
 GRACE_SECS = 1.0
+_CALLERS_SIGNALS = (
+  signal.SIGINT,
+  signal.SIGTERM,
+  signal.SIGHUP,
+  signal.SIGUSR1,
+  signal.SIGUSR2,
+)
 # More than the numbers of all environments of one process.
 _MAX_BYTES = 2**16
 
@@ -154,9 +161,9 @@ def supervise(control_fd: int) -> None:
   have ended.
   """
   console.keep_exit_code()  # Environments may print.
-  # Both are for the caller to handle, even if sent to all processes.
-  signal.signal(signal.SIGINT, signal.SIG_IGN)
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)
+  # All are for the caller to handle, even if sent to all processes.
+  for number in _CALLERS_SIGNALS:
+    signal.signal(number, signal.SIG_IGN)
   control = connection.Connection(control_fd)
   makers, groups, link_fds, ready_fd, memory_fd = control.recv()
   links = [connection.Connection(fd) for fd in link_fds]

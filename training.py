@@ -12,6 +12,8 @@ leaving it closes them. All have `start`, `close_queue` and `explain`.
 from collections.abc import Callable, Sequence
 import contextlib
 import dataclasses
+import os
+import threading
 
 import numpy as np
 import tensorflow as tf
@@ -30,6 +32,7 @@ import networks
 from runtime import callables
 from runtime import console
 from runtime import limits
+from runtime import signals
 from runtime import threads as threads_lib
 import torsos
 import unrolls
@@ -41,6 +44,8 @@ _POLL_SECS = 2.0
 # How long to wait for a thread to end. One that waits for a lost learner does
 # not end.
 _END_SECS = 5.0
+# How long an actor that was asked to stop may take to sign off.
+_STOP_SECS = 2.0
 
 
 class LocalTraining:
@@ -303,8 +308,11 @@ class RemoteActor:
     self._load = callables.make(self.session, (), feeds, targets=[load])
     self.session.graph.finalize()
 
-  def run(self) -> None:
+  def run(self) -> bool:
     """Plays until the run is over or a signal ends it.
+
+    Returns:
+      Whether the run is over.
 
     Raises:
       membership.LearnerLost: the learner was away for too long.
@@ -321,16 +329,24 @@ class RemoteActor:
       self.config.cluster.connect_timeout_secs,
       threads.should_stop,
     )
-    with threads_lib.stop_on_signals(threads.stop):
+
+    def stop():
+      threads.stop()
+      # An actor has nothing to save, and may be waiting for its learner.
+      threading.Timer(_STOP_SECS, os._exit, [signals.EXIT_STOPPED]).start()
+
+    with signals.stopping(stop):
       self.start(threads)
       try:
-        while not self._client.poll() and not threads.wait(_POLL_SECS):
-          pass
+        while not (is_over := self._client.poll()):
+          if threads.wait(_POLL_SECS):
+            break
       finally:
         threads.join(_END_SECS)
     if threads.failure:
       raise self.explain(threads.failure)
     console.say(f'Actor {self._cluster.task} has ended.')
+    return is_over
 
   def start(self, threads: threads_lib.Threads) -> None:
     """Starts acting, in `threads`."""

@@ -152,14 +152,15 @@ def report_scores(
   about: Mapping[str, Any],
 ) -> None:
   """Prints the scores, including a suite's, and writes them to `path`."""
-  suite = levels.find_suite(level_names)
-  console.say(scores_lib.table(scores, suite and suite.normalize))
   suite_scores = levels.suite_scores(
     level_names, {name: score.returns for name, score in scores.items()}, 'test'
   )
+  # Before they are printed: nobody may read it any more.
+  scores_lib.write(path, scores, about, suite_scores)
+  suite = levels.find_suite(level_names)
+  console.say(scores_lib.table(scores, suite and suite.normalize))
   for name, value in suite_scores.items():
     console.say(f'{name} {value:.1f} %')
-  scores_lib.write(path, scores, about, suite_scores)
   console.say(f'Written to {path}')
 
 

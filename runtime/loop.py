@@ -19,6 +19,7 @@ from runtime import console
 from runtime import errors
 from runtime import monitor as monitor_lib
 from runtime import run_folder
+from runtime import signals
 from runtime import threads as threads_lib
 
 _POLL_SECS = 0.5
@@ -28,11 +29,14 @@ class NotFiniteError(errors.UserError, ArithmeticError):
   """The loss or the gradient of an update is not finite."""
 
 
-def run(training: Any) -> None:
+def run(training: Any) -> bool:
   """Trains until the frame budget is spent or a signal ends it.
 
   Args:
     training: the first or only learner of the run, already entered.
+
+  Returns:
+    Whether the frame budget is spent.
 
   Raises:
     errors.UserError: the run cannot continue; the message says why.
@@ -70,7 +74,7 @@ def run(training: Any) -> None:
     monitor.on_update(result)
     saver.save_if_due(monitor.num_environment_frames)
 
-  with threads_lib.stop_on_signals(threads.stop):
+  with signals.stopping(threads.stop):
     training.start(threads, on_update)
     _report_until_the_end(training, threads, monitor)
     threads.join()
@@ -87,24 +91,30 @@ def run(training: Any) -> None:
   if not is_saved:
     raise checkpoint.CheckpointError('the end of the run could not be saved')
   console.say(f'Saved. The same command resumes the run: {logdir}')
+  return frames >= config.update.total_environment_frames
 
 
-def assist(training: Any) -> None:
+def assist(training: Any) -> bool:
   """Trains in step with the first learner, which restores, logs and saves.
 
   Args:
     training: a learner other than the first, already entered.
+
+  Returns:
+    Whether the frame budget is spent.
   """
   threads = threads_lib.Threads(training.close_queue)
-  with threads_lib.stop_on_signals(threads.stop):
+  with signals.stopping(threads.stop):
     training.start(threads, lambda _: None)
     while not threads.wait(_POLL_SECS):
       pass
     threads.join()
     training.linger()
-  if threads.failure:
-    raise training.explain(threads.failure)
+    if threads.failure:
+      raise training.explain(threads.failure)
+    frames = int(training.session.run(training.learner.num_environment_frames))
   console.say('This learner has ended.')
+  return frames >= training.config.update.total_environment_frames
 
 
 class _Saver:

@@ -1,10 +1,8 @@
 """Threads that stop together."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 import contextlib
-import os
 import queue
-import signal
 import threading
 from typing import Any
 
@@ -41,8 +39,8 @@ class Threads:
         self.failure = error
     self.stop()
 
-  def stop(self, *_: Any) -> None:
-    """Asks all threads to end; also a signal handler."""
+  def stop(self) -> None:
+    """Asks all threads to end."""
     self._is_stopping = True
     self._woken.put(None)
 
@@ -59,24 +57,3 @@ class Threads:
     self._close_queue()
     for thread in self._threads:
       thread.join(timeout_secs)
-
-
-@contextlib.contextmanager
-def stop_on_signals(stop: Callable[[], None]) -> Iterator[None]:
-  """Makes Ctrl-C and SIGTERM call `stop`; a second one ends the process."""
-
-  def handle(signum, _):
-    stop()
-    for number in before:
-      signal.signal(number, signal.SIG_DFL)
-    # Not print: the signal may have arrived in the middle of one.
-    with contextlib.suppress(OSError):
-      os.write(1, b'\nStopping; a second signal ends at once.\n')
-
-  numbers = (signal.SIGINT, signal.SIGTERM)
-  before = {number: signal.signal(number, handle) for number in numbers}
-  try:
-    yield
-  finally:
-    for number, handler in before.items():
-      signal.signal(number, handler)

@@ -123,8 +123,8 @@ def assert_fails(process, pattern, timeout_secs=_START_SECS):
   assert re.match(f'Error: .*{pattern}', line), line
 
 
-def assert_ends_well(*processes):
+def assert_ends_well(*processes, code=0):
   """Waits for ends without a word on standard error."""
   for process in processes:
-    assert process.finish(_START_SECS) == 0, process.err
+    assert process.finish(_START_SECS) == code, process.err
     assert process.error_lines() == []

@@ -211,12 +211,12 @@ def test_a_signal_ends_only_that_process(cluster, signum):
   learner, actor, other = cluster.start_all()
   os.killpg(actor.process.pid, signum)
   with cluster_lib.within(10, 'until the actor has ended'):
-    cluster_lib.assert_ends_well(actor)
+    cluster_lib.assert_ends_well(actor, code=75)
   assert actor.out.splitlines()[-1] == 'Actor 0 has ended.'
   cluster.wait_for_training(learner)
   os.killpg(learner.process.pid, signum)
   with cluster_lib.within(10, 'until the learner has ended'):
-    cluster_lib.assert_ends_well(learner)
+    cluster_lib.assert_ends_well(learner, code=75)
   assert learner.out.splitlines()[-1].startswith('Saved.')
   assert other.process.poll() is None
 
@@ -238,6 +238,6 @@ def test_a_signal_ends_a_local_cluster(cluster, signum):
     cluster.wait_for_actor(everything, task)
   os.killpg(everything.process.pid, signum)
   with cluster_lib.within(10, 'until all processes have ended'):
-    assert everything.finish() == 0, everything.err
+    assert everything.finish() == 75, everything.err
   assert everything.error_lines() == []
   assert list(cluster.logdir.glob('checkpoints/*.index'))
