@@ -27,18 +27,20 @@ RUN if [ "$GPU" = true ]; then set -- 'tensorflow[and-cuda]'; fi \
   && pip install --no-cache-dir --root-user-action=ignore \
     -r requirements.txt "$@"
 
-# DeepMind Lab, if its wheel lies in wheels/: it renders by OSMesa, and calls
-# zip for each map that it compiles. Importing it shows a wheel for another
-# Python. A mount would spare the copy, but not all builders see it change.
+# DeepMind Lab, if its wheel lies in wheels/: it renders by OSMesa, loads SDL,
+# and calls zip for each map that it compiles. Its wheel does not name dm-env and
+# setuptools, which it imports. Importing it shows a wheel for another Python. A mount would spare the copy, but not all builders see it change.
 COPY wheels /wheels
 # Debian's release and the wheel itself hold the versions still.
 # hadolint ignore=DL3008,DL3013
 RUN wheel=$(find /wheels -iname 'deepmind_lab*.whl') \
   && if [ -n "$wheel" ]; then \
     apt-get update \
-    && apt-get install --yes --no-install-recommends libosmesa6 zip \
+    && apt-get install --yes --no-install-recommends \
+      libosmesa6 libsdl2-2.0-0 zip \
     && rm -rf /var/lib/apt/lists/* \
-    && pip install --no-cache-dir --root-user-action=ignore "$wheel" \
+    && pip install --no-cache-dir --root-user-action=ignore \
+      "$wheel" dm-env setuptools \
     && python -c 'import deepmind_lab'; \
   fi
 

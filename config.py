@@ -207,6 +207,12 @@ class EnvironmentConfig(_Section):
     path=True,
     may_change=True,
   )
+  num_maps_per_level: int = _flag(
+    1000,
+    'DeepMind Lab: with --level_cache_dir, the number of maps of a level; each '
+    'episode takes one of them.',
+    low=1,
+  )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,8 @@ Nobody waits for a slow one: each process steps its environments and starts
 their next episodes, and the caller takes whichever are ready. Actions, rewards,
 episode ends and observations are in one block of anonymous shared memory. All
 that a step sends is the environment's number, there and back. By default each
-environment has a process of its own; small ones are faster in groups.
+environment has a process of its own; small ones are faster in groups. Each
+process has a scratch folder to work in, which is removed at the end.
 `py_process_worker` is the side of the environments.
 """
 
@@ -15,6 +16,7 @@ import contextlib
 from multiprocessing import connection
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -114,11 +116,11 @@ class EnvironmentProcesses:
     self._in_flight = np.zeros([num_envs], bool)
     # Restarted while the caller had them: their next actions are ignored.
     self._is_anew = np.zeros([num_envs], bool)
-    self._layout = None
-    self._arrays = None
-    self._supervisor = None
+    self._layout = self._arrays = self._supervisor = None
     self._control, their_control = connection.Pipe()
     self._memory_fd = _open_anonymous_memory()
+    # The supervisor removes it, in case this process is killed.
+    self._scratch = tempfile.mkdtemp(prefix='environments_')
     pairs = [connection.Pipe() for _ in groups]
     self._links = [ours for ours, _ in pairs]
     self._ready_fd, ready_writer = os.pipe()
@@ -163,7 +165,10 @@ class EnvironmentProcesses:
     )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
       self._control.send(
-        (makers, self._groups, links, ready_fd, self._memory_fd)
+        (
+          *(makers, self._groups, links, ready_fd, self._memory_fd),
+          self._scratch,
+        )
       )
 
   def find_specs(self, timeout_secs: float | None = None) -> list[Any]:
@@ -431,6 +436,7 @@ class EnvironmentProcesses:
       except subprocess.TimeoutExpired:
         self._supervisor.kill()
         self._supervisor.wait()
+    shutil.rmtree(self._scratch, ignore_errors=True)
     self._links, self._arrays = [], None
     self._in_flight[:] = False
 

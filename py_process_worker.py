@@ -21,9 +21,11 @@ import mmap
 from multiprocessing import connection
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from typing import Any, NamedTuple, Protocol
@@ -165,10 +167,10 @@ def supervise(control_fd: int) -> None:
   for number in _CALLERS_SIGNALS:
     signal.signal(number, signal.SIG_IGN)
   control = connection.Connection(control_fd)
-  makers, groups, link_fds, ready_fd, memory_fd = control.recv()
+  makers, groups, link_fds, ready_fd, memory_fd, scratch = control.recv()
   links = [connection.Connection(fd) for fd in link_fds]
   processes = {}  # Numbers of the groups by process number.
-  with _woken_by_children() as woken:
+  with _removing(scratch), _woken_by_children() as woken:
     mine = _fork([(i, 0) for i in range(len(groups))], processes)
     while mine is None:
       wanted = _supervise_processes(control, woken, processes, links)
@@ -184,7 +186,19 @@ def supervise(control_fd: int) -> None:
     links[number],
     ready_fd,
     memory_fd,
+    os.path.join(scratch, str(number)),
   )
+
+
+@contextlib.contextmanager
+def _removing(folder: str) -> Iterator[None]:
+  """Removes a folder at the end of this process, but not of a forked one."""
+  process_id = os.getpid()
+  try:
+    yield
+  finally:
+    if os.getpid() == process_id:
+      shutil.rmtree(folder, ignore_errors=True)
 
 
 def _fork(
@@ -193,10 +207,18 @@ def _fork(
   """Forks a process for each start; returns its start in each of them."""
   for start in starts:
     process_id = os.fork()
+    with contextlib.suppress(OSError):  # In both: neither waits for the other.
+      os.setpgid(process_id, process_id or os.getpid())
     if not process_id:
       return start
     processes[process_id] = start[0]
   return None
+
+
+def _kill_group(process_id: int) -> None:
+  """Kills a process and all that it started, such as compilers of maps."""
+  with contextlib.suppress(ProcessLookupError):
+    os.killpg(process_id, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -237,7 +259,7 @@ def _supervise_processes(
         return None
       for process_id, number in list(processes.items()):
         if number == wanted:  # It has failed, but its process still runs.
-          os.kill(process_id, signal.SIGKILL)
+          _kill_group(process_id)
           os.waitpid(process_id, 0)
           del processes[process_id]
       return wanted, num_restarts
@@ -260,7 +282,9 @@ def _end_all(
     for process_id in processes:
       os.kill(process_id, number)
   while processes:
-    processes.pop(os.wait()[0])
+    process_id, _ = os.wait()
+    _kill_group(process_id)
+    processes.pop(process_id)
 
 
 def _reap(
@@ -271,6 +295,7 @@ def _reap(
     process_id, status = os.waitpid(-1, os.WNOHANG)
     if not process_id:
       break
+    _kill_group(process_id)
     link = links[processes.pop(process_id)]
     _tell(link, 'died', None, os.waitstatus_to_exitcode(status))
   return bool(processes)
@@ -289,6 +314,7 @@ def _run_environments(
   link: connection.Connection,
   ready_fd: int,
   memory_fd: int,
+  scratch: str,
 ) -> None:
   """Makes and steps environments until the caller is gone.
 
@@ -298,6 +324,7 @@ def _run_environments(
     link: to the caller.
     ready_fd: where to write the numbers of those that are ready.
     memory_fd: the shared memory.
+    scratch: the working folder, also for temporary files.
   """
 
   def exit_once(*_):
@@ -308,7 +335,8 @@ def _run_environments(
   made = {}
   env_id = None
   try:
-    own_modules = _OwnModules()
+    own_modules = _OwnModules()  # Notes the working folder.
+    _enter(scratch)
     _drain(link.fileno())
     for env_id, maker in makers.items():
       made[env_id] = maker()
@@ -330,6 +358,14 @@ def _run_environments(
       environment.close()
     # From here on, only the interpreter's shutdown remains.
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _enter(folder: str) -> None:
+  """Makes a folder the working folder, and that of temporary files."""
+  os.makedirs(folder, exist_ok=True)
+  os.chdir(folder)
+  os.environ['TMPDIR'] = folder
+  tempfile.tempdir = None  # Until it is asked for.
 
 
 class _OwnModules:
@@ -374,7 +410,8 @@ def _order_for_users(paths: Sequence[str]) -> list[str]:
   ROOT is still needed for environments that are in it, such as those in
   examples, or a user's own next to experiment.py.
   """
-  users = [path for path in paths if not _is_root(path)]
+  # Absolute, since the working folder will be another.
+  users = [os.path.abspath(path) for path in paths if not _is_root(path)]
   # Python's own switch for whether to search the working folder.
   if not os.environ.get('PYTHONSAFEPATH') and not _is_root('.'):
     with contextlib.suppress(FileNotFoundError):  # It has been deleted.

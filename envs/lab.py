@@ -11,7 +11,7 @@ import functools
 import importlib.util
 import os
 import random
-import tempfile
+import shutil
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ from envs import level_cache
 import levels
 import py_process
 import py_process_worker
+from runtime import console
 from runtime import errors
+from runtime import run_folder
 
 # The paper's actions (table D.2), as Lab's numbers: look right and look up in
 # pixels per frame, strafe right, move forward, fire, jump, crouch.
@@ -52,6 +54,7 @@ _PICTURE_LEVELS = (
 # What Lab takes in place of a folder, to show plain colours.
 _NO_PICTURES = 'dummy'
 _FIRST_PICTURE = '0001.png'
+_NUM_SEEDS = 2**31
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,9 @@ class LabSettings:
       for plain colours instead.
     level_cache_dir: the folder of a cache of compiled maps, see level_cache;
       None for no cache.
+    num_maps_per_level: with a cache, how many maps a level has: each episode
+      takes one of them. Without, each episode has a map of its own.
+    keeps_new_maps: whether new maps are written to the cache.
   """
 
   width: int = 96
@@ -75,6 +81,8 @@ class LabSettings:
   renderer: str = 'software'
   dataset_path: str | None = None
   level_cache_dir: str | None = None
+  num_maps_per_level: int = 1000
+  keeps_new_maps: bool = True
 
   def __post_init__(self):
     for name in ('width', 'height'):
@@ -87,6 +95,10 @@ class LabSettings:
     if self.frames_per_step < 1:
       raise errors.SettingError(
         f'frames_per_step must be at least 1, got {self.frames_per_step}.'
+      )
+    if self.num_maps_per_level < 1:
+      raise errors.SettingError(
+        f'num_maps_per_level must be at least 1, got {self.num_maps_per_level}.'
       )
     if self.renderer not in ('software', 'hardware'):
       raise errors.SettingError(
@@ -129,32 +141,18 @@ class LabEnvironments(in_processes.ProcessEnvironments):
     self._settings = settings or LabSettings()
     self._training = training
     check_levels(level_names, self._settings.dataset_path)
-    # A Lab that is killed during a reset leaves files behind.
-    self._scratch = tempfile.TemporaryDirectory(
-      prefix='lab_environments_', ignore_cleanup_errors=True
-    )
     make_environment = functools.partial(
       LabEnvironment,
       training=training,
-      settings=self._settings,
-      scratch_dir=self._scratch.name,
+      settings=_check_cache(_with_absolute_paths(self._settings)),
     )
-    try:
-      super().__init__(
-        make_environment, level_names, num_envs, seed, max_batch, max_restarts
-      )
-    except BaseException:
-      self._scratch.cleanup()
-      raise
+    super().__init__(
+      make_environment, level_names, num_envs, seed, max_batch, max_restarts
+    )
 
   def settings(self) -> dict[str, Any]:
     """Returns the settings of Lab; see Environments."""
     return _describe_settings(self._training, self._settings)
-
-  def close(self) -> None:
-    """Ends all processes within 3 s."""
-    super().close()
-    self._scratch.cleanup()
 
 
 class LabEnvironment:
@@ -168,7 +166,6 @@ class LabEnvironment:
     *,
     training: bool,
     settings: LabSettings,
-    scratch_dir: str,
   ):
     """Makes the environment.
 
@@ -178,15 +175,16 @@ class LabEnvironment:
       num_restarts: added to the seed, so that what failed is not repeated.
       training: see LabEnvironments.
       settings: how it is played.
-      scratch_dir: a folder for temporary files.
 
     Raises:
       py_process_worker.UnusableLevelError: the level does not exist.
     """
     self.spec = _make_spec(settings)
     self._random = random.Random(seed + num_restarts)
+    self._num_maps = settings.num_maps_per_level
+    if not settings.level_cache_dir:
+      self._num_maps = _NUM_SEEDS
     self._observation = None
-    os.environ['TMPDIR'] = scratch_dir
     self._lab = _make_lab(level_name, training, settings)
 
   def reset(self) -> Sequence[np.ndarray]:
@@ -196,7 +194,8 @@ class LabEnvironment:
       The frame, uint8 [H, W, 3], and the instruction, int16
       [instructions.MAX_WORDS].
     """
-    self._lab.reset(seed=self._random.getrandbits(31))  # Takes no NumPy int.
+    # Each seed is another map. Lab takes no NumPy int.
+    self._lab.reset(seed=self._random.randrange(self._num_maps))
     self._observation = self._observe()
     return self._observation
 
@@ -243,22 +242,17 @@ def replay(
     For each action, the frame before it, uint8 [H, W, 3]; its reward; and
     whether it ended the episode.
   """
-  with contextlib.ExitStack() as stack:
-    make_environment = functools.partial(
-      LabEnvironment,
-      level_name,
-      seed,
-      training=False,
-      settings=settings or LabSettings(),
-      scratch_dir=stack.enter_context(tempfile.TemporaryDirectory()),
-    )
-    processes = py_process.EnvironmentProcesses(
-      [make_environment], [level_name]
-    )
-    stack.enter_context(contextlib.closing(processes))
-    arrays = processes.start_episodes(
-      processes.find_specs()[0].observation_arrays
-    )
+  make_environment = functools.partial(
+    LabEnvironment,
+    level_name,
+    seed,
+    training=False,
+    settings=_with_absolute_paths(settings or LabSettings()),
+  )
+  processes = py_process.EnvironmentProcesses([make_environment], [level_name])
+  with contextlib.closing(processes):
+    (spec,) = processes.find_specs()
+    arrays = processes.start_episodes(spec.observation_arrays)
     env_ids = processes.recv(1)
     for action in actions:
       frame = arrays.observation[0][0].copy()
@@ -285,6 +279,11 @@ def check_levels(level_names: Sequence[str], dataset_path: str | None) -> None:
     raise errors.SettingError(
       f'{names[0]} needs the Python package of DeepMind Lab, which is not '
       f'installed: docs/dmlab30.md says how to get it.'
+    )
+  if names and shutil.which('zip') is None:
+    console.warn(
+      'the program zip is missing: without it, DeepMind Lab cannot compile '
+      'maps, and does not say why (apt install zip).'
     )
   path = dataset_path or ''
   pictured = [n for n in names if n.rsplit('/', 1)[-1] in _PICTURE_LEVELS]
@@ -319,6 +318,28 @@ def find_spec(
   )
 
 
+def _with_absolute_paths(settings: LabSettings) -> LabSettings:
+  """Returns the settings for a process with another working folder."""
+  changes = {}
+  if settings.level_cache_dir:
+    changes['level_cache_dir'] = os.path.abspath(settings.level_cache_dir)
+  if settings.dataset_path and settings.dataset_path != _NO_PICTURES:
+    changes['dataset_path'] = os.path.abspath(settings.dataset_path)
+  return dataclasses.replace(settings, **changes)
+
+
+def _check_cache(settings: LabSettings) -> LabSettings:
+  """Warns, once for all environments, if the cache cannot be written to."""
+  if not settings.level_cache_dir:
+    return settings
+  try:
+    run_folder.make_folder(settings.level_cache_dir, 'level_cache_dir')
+  except run_folder.RunFolderError as error:
+    console.warn(f'{error}: new maps are not kept.')
+    return dataclasses.replace(settings, keeps_new_maps=False)
+  return settings
+
+
 def _make_spec(settings: LabSettings) -> environments.EnvironmentSpec:
   return environments.EnvironmentSpec(
     frame_shape=(settings.height, settings.width, 3),
@@ -336,12 +357,18 @@ def _describe_settings(training: bool, settings: LabSettings) -> dict[str, Any]:
   about = {'renderer': settings.renderer} | _make_config(training, settings)
   if settings.level_cache_dir:
     about['level_cache'] = settings.level_cache_dir
+    about['num_maps_per_level'] = settings.num_maps_per_level
   return about
 
 
 def _make_config(training: bool, settings: LabSettings) -> dict[str, str]:
   """Returns the level's settings; Lab takes strings only."""
-  config = {'width': str(settings.width), 'height': str(settings.height)}
+  config = {
+    'width': str(settings.width),
+    'height': str(settings.height),
+    # Below it, mazes and psychlab print pages about each map.
+    'logLevel': 'WARN',
+  }
   if settings.dataset_path:
     config['datasetPath'] = settings.dataset_path
   if not training:
@@ -356,7 +383,9 @@ def _make_lab(level_name: str, training: bool, settings: LabSettings) -> Any:
 
   cache = None
   if settings.level_cache_dir:
-    cache = level_cache.LevelCache(settings.level_cache_dir)
+    cache = level_cache.LevelCache(
+      settings.level_cache_dir, settings.keeps_new_maps
+    )
   try:
     return deepmind_lab.Lab(
       levels.lab_path(level_name),

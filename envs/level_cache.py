@@ -25,8 +25,14 @@ class LevelCache:
   a broken map would end the whole process without a message.
   """
 
-  def __init__(self, directory: str | os.PathLike):
-    """Takes the folder, which is created by the first write."""
+  def __init__(self, directory: str | os.PathLike, keeps_new_maps: bool = True):
+    """Takes the folder, which is created by the first write.
+
+    Args:
+      directory: the folder.
+      keeps_new_maps: whether `write` does anything.
+    """
+    self._keeps_new_maps = keeps_new_maps
     self._directory = pathlib.Path(directory)
     self._warned = False
 
@@ -45,7 +51,7 @@ class LevelCache:
       shutil.copyfile(entry, pk3_path)
       _check(pk3_path)
       return True
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
       return False
     except Exception as error:  # zipfile may raise anything here.
       console.warn(f'ignored the map {entry} ({error}). It is compiled anew.')
@@ -63,6 +69,8 @@ class LevelCache:
       key: the map's name, unique to its contents.
       pk3_path: the map's path.
     """
+    if not self._keeps_new_maps:
+      return
     # Renamed once complete: others see all of an entry or nothing.
     new = self._directory / f'.{key}.{uuid.uuid4().hex}'
     try:

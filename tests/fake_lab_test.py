@@ -131,7 +131,9 @@ def test_unknown_levels_and_settings(lab):
     lab('rooms_watermaze')
   with pytest.raises(RuntimeError, match='colour'):
     lab(config={'colour': 'blue'})
-  lab('seekavoid_arena_01', config={'colour': 'blue'}).close()
+  lab('demos/extra_entities', config={'colour': 'blue'}).close()
+  with pytest.raises(RuntimeError, match='Invalid setting'):
+    lab('seekavoid_arena_01', config={'colour': 'blue'})
 
 
 def test_wrong_status(lab, monkeypatch):
@@ -301,7 +303,7 @@ def test_language_levels_change_in_mid_episode(lab):
 
 def test_maps_take_time_and_a_cache_saves_it(lab, monkeypatch):
   slept = []
-  monkeypatch.setattr(lab.module.time, 'sleep', slept.append)
+  monkeypatch.setattr(lab.module, '_run_compiler', slept.append)
   monkeypatch.setenv('FAKE_LAB_RESET_SECS', '8')
 
   def fetch(_, path):
@@ -372,3 +374,23 @@ while lab.is_running():
   lab.step(np.zeros([7], np.intc), num_steps=4)
 """
   assert end_of(code) == -signal.SIGKILL
+
+
+def test_a_signal_with_a_handler_breaks_a_compile(lab, monkeypatch):
+  monkeypatch.setenv('FAKE_LAB_RESET_SECS', '2')
+  monkeypatch.setattr(lab.module.subprocess, 'Popen', lambda *_, **__: None)
+  before = signal.signal(signal.SIGALRM, lambda *_: None)
+  try:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    with pytest.raises(RuntimeError, match='Failed to compile map'):
+      lab(_MAZE).reset(seed=1)
+  finally:
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_maps_are_described_on_stdout(lab, capfd):
+  lab(_MAZE).reset(seed=1)
+  assert 'about the map' in capfd.readouterr().out
+  config = {'width': '96', 'height': '72', 'logLevel': 'WARN'}
+  lab(_MAZE, config=config).reset(seed=1)
+  assert capfd.readouterr().out == ''

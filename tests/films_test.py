@@ -1,5 +1,6 @@
 """Tests of evaluation/films.py: films are read back frame by frame."""
 
+import os
 import pathlib
 
 import imageio_ffmpeg
@@ -210,7 +211,9 @@ def test_a_film_that_fails_leaves_the_older_one(tmp_path, gym_id, message):
 
 
 def test_films_a_level_of_lab(tmp_path, monkeypatch, capfd):
-  monkeypatch.syspath_prepend(pathlib.Path(__file__).parent / 'fake_lab')
+  fake_lab = str(pathlib.Path(__file__).parent / 'fake_lab')
+  monkeypatch.syspath_prepend(fake_lab)
+  monkeypatch.setenv('PATH', fake_lab, prepend=os.pathsep)
   monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '80')
   path = tmp_path / 'lab.mp4'
   seed, actions, expected = play('rooms_watermaze')

@@ -37,6 +37,9 @@ _WITHOUT_TENSORFLOW = [
   *_FLOORS['contract of environments'],
   'runtime.console',
   'runtime.errors',
+  'runtime.limits',
+  'runtime.run_folder',
+  'runtime.signals',
 ]
 _READ_FLAGS = {'experiment', 'config'}
 _MAX_ROOT_MODULES = 18

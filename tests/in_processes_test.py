@@ -3,6 +3,7 @@
 What holds for every family is in contract.py.
 """
 
+import tempfile
 import time
 
 import numpy as np
@@ -143,6 +144,20 @@ def test_failure_ends_an_evaluation():
   with pytest.raises(py_process.EnvironmentFailed, match='at step 2\n'):
     list(contract.step_all(envs, 16))
   envs.close()
+
+
+def test_environments_write_into_a_folder_of_their_own(tmp_path, monkeypatch):
+  (tmp_path / 'temporary').mkdir()
+  (tmp_path / 'read_only').mkdir(mode=0o500)
+  monkeypatch.setattr(tempfile, 'tempdir', str(tmp_path / 'temporary'))
+  monkeypatch.chdir(tmp_path / 'read_only')
+  envs = contract.make('gym:tests.odd_env:Writing-v0', num_envs=2)
+  list(contract.step_all(envs, 20))
+  written = list((tmp_path / 'temporary').rglob('written.txt'))
+  assert len(written) == 2
+  envs.close()
+  assert not list((tmp_path / 'temporary').iterdir())
+  assert not list((tmp_path / 'read_only').iterdir())
 
 
 def test_a_constructor_that_hangs_is_named(monkeypatch, capfd):

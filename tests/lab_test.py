@@ -1,10 +1,13 @@
 """Tests of envs/lab.py, with a stand-in for DeepMind Lab."""
 
+import contextlib
 import importlib.util
 import os
 import pathlib
+import signal
 import sys
 import tempfile
+import time
 import zipfile
 
 import numpy as np
@@ -44,6 +47,7 @@ def scratch(monkeypatch, tmp_path):
 def fake_lab(monkeypatch):
   """Puts the stand-in on the path of this process and its environments'."""
   monkeypatch.syspath_prepend(_FAKE_LAB)
+  monkeypatch.setenv('PATH', _FAKE_LAB, prepend=os.pathsep)
   for name in ('tensorflow', 'deepmind_lab'):
     monkeypatch.delitem(sys.modules, name, raising=False)
   yield importlib.import_module('deepmind_lab')
@@ -63,7 +67,6 @@ def make_one(fake_lab, scratch):
         num_restarts,
         training=training,
         settings=lab.LabSettings(**settings),
-        scratch_dir=str(scratch),
       )
     )
     return made[-1]
@@ -218,7 +221,7 @@ def test_evaluation_has_other_mazes(make_one, monkeypatch, fake_lab):
   frames = [make_one(training=t).reset()[0] for t in (True, False, True)]
   assert (frames[0] != frames[1]).any()
   np.testing.assert_array_equal(frames[0], frames[2])
-  size = {'width': '96', 'height': '72'}
+  size = {'width': '96', 'height': '72', 'logLevel': 'WARN'}
   test = {'allowHoldOutLevels': 'true', 'mixerSeed': '1611489005'}
   assert configs == [size, size | test, size]
 
@@ -246,7 +249,8 @@ def test_failing_levels(monkeypatch, scratch, capfd, when, step, details):
   assert str(caught.value).startswith(
     f'{_ROOM}: environment 1 failed at step {step}\n'
   )
-  assert ('Traceback' in str(caught.value)) == (when != 'kill')
+  # That of a step was shown before the first restart.
+  assert ('Traceback' in str(caught.value)) == (when == 'constructor')
   # Nor does what a killed Lab leaves remain.
   assert not list(scratch.iterdir())
 
@@ -395,3 +399,96 @@ def test_refuses_settings(name, value):
     lab.LabSettings(**{name: value})
   assert str(value) in str(caught.value)
   assert '\n' not in str(caught.value)
+
+
+@_WITH_FAKE_LAB
+@pytest.mark.parametrize('level_name', [_MAZE, _PICTURES])
+def test_maps_are_not_described_on_stdout(level_name, capfd):
+  envs = make(level_name, dataset_path='dummy')
+  list(contract.step_all(envs, 5))
+  envs.close()
+  assert capfd.readouterr() == ('', '')
+
+
+@_WITH_FAKE_LAB
+def test_a_missing_zip_is_named_before_the_start(monkeypatch, capfd):
+  monkeypatch.setenv('PATH', '')
+  lab.check_levels([_MAZE, _ROOM], None)
+  (line,) = capfd.readouterr().err.splitlines()
+  assert line.startswith('Warning: the program zip is missing')
+
+
+@_WITH_FAKE_LAB
+def test_episodes_share_maps_where_there_is_a_cache(monkeypatch, tmp_path):
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '8')
+
+  def count_maps(**settings):
+    envs = make(
+      _MAZE, 'skymaze_irreversible_path_hard', num_envs=4,
+      level_cache_dir=str(tmp_path / 'cache'), **settings,
+    )  # fmt: skip
+    assert len(contract.finished(contract.step_all(envs, 200))) > 60
+    envs.close()
+    return len(list((tmp_path / 'cache').iterdir()))
+
+  # Of two levels, over all environments.
+  assert count_maps(num_maps_per_level=2) == 4
+  assert count_maps() > 60
+
+
+@_WITH_FAKE_LAB
+def test_a_cache_that_cannot_be_written_is_told_once(
+  monkeypatch, tmp_path, capfd
+):
+  monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '8')
+  (tmp_path / 'file').touch()
+  envs = make(
+    _MAZE, num_envs=3, level_cache_dir=str(tmp_path / 'file' / 'cache')
+  )
+  list(contract.step_all(envs, 60))
+  envs.close()
+  (line,) = capfd.readouterr().err.splitlines()
+  assert '--level_cache_dir' in line and 'new maps are not kept' in line
+
+
+@_WITH_FAKE_LAB
+def test_compilers_end_with_their_levels(monkeypatch):
+  monkeypatch.setenv('FAKE_LAB_RESET_SECS', '0.4321')
+
+  def compilers():
+    paths = pathlib.Path('/proc').glob('[0-9]*/cmdline')
+    return [p for p in paths if b'sleep\x0030.4321' in _read(p)]
+
+  def _read(path):
+    with contextlib.suppress(OSError):
+      return path.read_bytes()
+    return b''
+
+  envs = make(_MAZE, num_envs=2)
+  list(contract.step_all(envs, 4))
+  assert compilers()
+  envs.close()
+  assert not compilers()
+
+
+@_WITH_FAKE_LAB
+def test_signals_do_not_break_a_compile(monkeypatch):
+  """Of those that the caller handles, none has a handler in the processes."""
+  monkeypatch.setenv('FAKE_LAB_RESET_SECS', '2')
+  envs = make(_MAZE)
+  time.sleep(1)
+  supervisor = envs._processes._supervisor.pid
+  children = f'/proc/{supervisor}/task/{supervisor}/children'
+  (process_id,) = map(int, pathlib.Path(children).read_text().split())
+  for number in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGCHLD):
+    os.kill(process_id, number)
+  assert len(list(contract.step_all(envs, 3))) == 3
+  envs.close()
+
+
+@_WITH_FAKE_LAB
+def test_a_missing_library_is_named(monkeypatch):
+  monkeypatch.setenv('FAKE_LAB_FAIL', 'library:rooms_watermaze')
+  with pytest.raises(py_process.EnvironmentFailed, match='libSDL2') as caught:
+    make(_ROOM, num_envs=2)
+  assert str(caught.value).splitlines()[-1].startswith('RuntimeError: ')

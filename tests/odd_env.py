@@ -1,6 +1,7 @@
 """Environments with faults; `gym:tests.odd_env:<id>` names them."""
 
 import os
+import tempfile
 import time
 
 import gymnasium
@@ -61,6 +62,16 @@ class OldStepEnv(count_env.CountEnv):
     return observation, reward, terminated, info
 
 
+class WritingEnv(count_env.CountEnv):
+  """Writes beside itself and into the folder for temporary files."""
+
+  def reset(self, *, seed=None, options=None):
+    for folder in ('', tempfile.gettempdir()):
+      with open(os.path.join(folder, 'written.txt'), 'a') as file:
+        file.write('a reset\n')
+    return super().reset(seed=seed, options=options)
+
+
 class NoEnv:
   """Is no gymnasium.Env."""
 
@@ -94,6 +105,7 @@ _register('OldReset', OldResetEnv)
 _register('OldReturn', OldReturnEnv)
 _register('OldStep', OldStepEnv)
 gymnasium.register('OldStepLimited-v0', OldStepEnv, max_episode_steps=9)
+_register('Writing', WritingEnv)
 _register('NoEnv', NoEnv)
 _register(
   'Screen',

@@ -1,6 +1,7 @@
 """Tests of whole suites, as a user trains and tests them."""
 
 import json
+import os
 import pathlib
 
 import pytest
@@ -16,6 +17,7 @@ _FAKE_LAB = str(pathlib.Path(__file__).parent / 'fake_lab')
 def lab(monkeypatch):
   """Puts the stand-in for DeepMind Lab on the programs' path."""
   monkeypatch.setenv('PYTHONPATH', _FAKE_LAB)
+  monkeypatch.setenv('PATH', _FAKE_LAB, prepend=os.pathsep)
   monkeypatch.setenv('FAKE_LAB_EPISODE_FRAMES', '80')
 
 

@@ -9,17 +9,20 @@ first 7 numbers the last action. A move forward earns 1 and one backward -1.
 Environment variables:
   FAKE_LAB_EPISODE_FRAMES: how long an episode is, 400 frames if not set.
   FAKE_LAB_RESET_SECS: how long a map compiles, such as 3, or 0:5 for a uniform
-    draw; an eighth of it if the map comes from a cache. 0 if not set.
+    draw; an eighth of it if the map comes from a cache. 0 if not set. A
+    compiler is a process of its own, and outlives the Lab.
   FAKE_LAB_FAIL: <when>:<level>, with the last part of the level's name. The
     level raises in its 'constructor', or in mid-episode raises in a 'step' or
-    is killed ('kill').
+    is killed ('kill'). 'library' means that a library is missing.
 """
 
+import ctypes
 import hashlib
 import os
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -55,17 +58,36 @@ _DMLAB30 |= set(
   """.split()
 )
 _LEVELS = {f'contributed/dmlab30/{name}' for name in _DMLAB30}
-_LEVELS |= {'seekavoid_arena_01'}  # This one takes any setting.
+_LEVELS |= {'seekavoid_arena_01'}
+_DEMOS = {'demos/extra_entities'}  # Only these take any setting.
 _SETTINGS = {
   'width',
   'height',
   'datasetPath',
   'allowHoldOutLevels',
   'mixerSeed',
+  'logLevel',
 }
 _NO_SETTINGS = {}
 _INSTRUCTIONS = ['Go to the red ball.', 'Pick the green hat!', 'How many cars?']
 _MOVE_BACK_FORWARD = 3
+
+
+_CACHED = ('explore_', 'language_', 'lasertag_', 'rooms_keys_doors', 'skymaze_')
+
+
+def _is_talkative(name):
+  return name.startswith(('explore_', 'psychlab_', 'rooms_', 'skymaze_'))
+
+
+def _run_compiler(secs):
+  # It outlives whoever started it.
+  subprocess.Popen(['sleep', str(secs + 30)], stdin=subprocess.DEVNULL)
+  end = time.monotonic() + secs
+  while (left := end - time.monotonic()) > 0:
+    # A call that a signal with a handler interrupts, unlike time.sleep.
+    if ctypes.CDLL(None, use_errno=True).usleep(int(min(left, 0.9) * 1e6)):
+      raise RuntimeError('Failed to compile map')
 
 
 def _die_of_segmentation_fault():
@@ -78,7 +100,15 @@ class Lab:
 
   __slots__ = (
     *('_name', '_renders', '_config', '_cache', '_folder', '_status'),
-    *('_episode', '_random', '_colour', '_instruction', '_frame', '_action'),
+    *(
+      '_episode',
+      '_seed',
+      '_random',
+      '_colour',
+      '_instruction',
+      '_frame',
+      '_action',
+    ),
   )
   _tensorflow_was_first = None
 
@@ -101,6 +131,8 @@ class Lab:
     _check_types(observations, config, renderer)
     self._name = level.rsplit('/', 1)[-1]
     _check_level(level, self._name, config)
+    if _fails('library', self._name):
+      raise RuntimeError('Failed to load libSDL2-2.0.so.0')
     if _fails('constructor', self._name):
       raise RuntimeError('Failed to init environment - "The level is broken."')
     self._renders = list(observations)
@@ -122,6 +154,7 @@ class Lab:
     self._random = random.Random(
       f'{self._name} {seed} {self._episode} {self._config.get("mixerSeed")}'
     )
+    self._seed = seed
     self._episode += 1
     self._colour = np.array(list(self._random.randbytes(3)))
     self._make_map()
@@ -133,13 +166,16 @@ class Lab:
     self._instruction = ''
     if self._name.startswith('language_'):
       self._instruction = self._random.choice(_INSTRUCTIONS)
-    text = str(self._random.random()).encode()
+    # A map depends on the seed alone.
+    text = f'{self._seed} {self._config.get("mixerSeed")}'.encode()
     secs = _draw_reset_secs()
+    if self._config.get('logLevel') != 'WARN' and _is_talkative(self._name):
+      os.write(1, b'...a page about the map...\n')
     # Others have one map for ever, and do not ask the cache.
-    if self._name.startswith(('explore_', 'language_', 'lasertag_')):
+    if self._name.startswith(_CACHED):
       self._compile(f'{self._name}_{hashlib.md5(text).hexdigest()}', text, secs)
-    else:
-      time.sleep(secs)
+    elif secs:
+      _run_compiler(secs)
 
   def _compile(self, key, text, secs):
     path = os.path.join(self._folder, f'{key}.pk3')
@@ -151,7 +187,8 @@ class Lab:
         error = raised
     if found and not _is_pk3(path):
       os._exit(1)
-    time.sleep(secs / 8 if found else secs)
+    if secs:
+      _run_compiler(secs / 8 if found else secs)
     if error is not None:
       raise error
     if not found:
@@ -231,9 +268,9 @@ def _check_types(observations, config, renderer):
 
 def _check_level(level, name, config):
   problem = None
-  if level not in _LEVELS:
+  if level not in _LEVELS | _DEMOS:
     problem = f"Level not found: '{level}'"
-  elif level.startswith('contributed/dmlab30') and set(config) - _SETTINGS:
+  elif level not in _DEMOS and set(config) - _SETTINGS:
     problem = f'Invalid setting: {sorted(set(config) - _SETTINGS)}'
   elif name in _HOLD_OUT_LEVELS and config.get('allowHoldOutLevels') != 'true':
     problem = 'This level is held out.'
