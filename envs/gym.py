@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import importlib
 import inspect
 import random
 import statistics
@@ -317,6 +318,7 @@ def make(level_name: str, **more_arguments: Any) -> gymnasium.Env:
   gym_id = levels.gym_id(level_name)
   arguments = levels.gym_arguments(level_name)
   try:
+    _register(gym_id.rpartition(':')[0])
     return gymnasium.make(
       gym_id, **{'disable_env_checker': True} | arguments | more_arguments
     )
@@ -337,6 +339,17 @@ def make(level_name: str, **more_arguments: Any) -> gymnasium.Env:
     raise py_process_worker.UnusableLevelError(
       f'Cannot make {level_name}: {unknown}'
     ) from error
+
+
+def _register(module: str) -> None:
+  """Imports a module, which registers environments, or has a function for it.
+
+  MinAtar is one of those with a function.
+  """
+  if module:
+    register_envs = getattr(importlib.import_module(module), 'register_envs', 0)
+    if callable(register_envs):
+      register_envs()
 
 
 def _find_unknown(gym_id: str, arguments: dict[str, Any]) -> str:

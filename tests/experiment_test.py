@@ -327,11 +327,11 @@ def test_failures_end_the_run_and_name_their_place(tmp_path):
     lines[name] = failed.error_lines()
     errors = [line for line in lines[name] if line.startswith('Error: ')]
     assert len(errors) == 1, failed.err
-    # Before it, the restarts.
+    # Before it, the first restart; the others were for the same reason.
     warnings = lines[name][: lines[name].index(errors[0])]
     del lines[name][: len(warnings)]
     count = sum(line.startswith('Warning: ') for line in warnings)
-    assert count == (3 if name == 'raise' else 0), failed.err
+    assert count == (1 if name == 'raise' else 0), failed.err
     assert 'Saved.' not in failed.out
 
   text = '\n'.join(lines['raise'])
@@ -339,8 +339,8 @@ def test_failures_end_the_run_and_name_their_place(tmp_path):
     f'Error: {COUNT.format("Raise")}: environment 0 failed at step 50'
   )
   assert text.endswith('OSError: The level is broken.')
-  # The environment's traceback, not the program's.
-  assert text.count('Traceback') == 1
+  # The environment's traceback has been shown; the program's is not.
+  assert 'Traceback' not in text
   assert 100 <= _checkpoint_frames(tmp_path / 'raise' / 'run') <= 200
 
   text = ' '.join(lines['nan'])
@@ -455,8 +455,8 @@ def test_signals_end_the_run_in_good_order(run, tmp_path):
     os.killpg(interrupted.process.pid, signal.SIGINT)
     terminated.process.send_signal(signal.SIGTERM)
     for stopped in (interrupted, terminated):
-      assert stopped.finish(timeout_secs=10.0) == 75, stopped.err
-      assert time.monotonic() - start < 10
+      assert stopped.finish(timeout_secs=20.0) == 75, stopped.err
+      assert time.monotonic() - start < 20
       assert stopped.error_lines() == []
       assert 'Stopping' in stopped.out
       assert stopped.out.splitlines()[-1].startswith('Saved.')
