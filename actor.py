@@ -70,7 +70,7 @@ class Policy:
 
     def act(last_actions, env_outputs, state):
       reward, _, done, observation = env_outputs
-      parts = tf.nest.flatten(observation)
+      parts = [part for part in observation if len(part)]
       action, policy_logits, *state = step(
         last_actions, reward, done, *parts, *state
       )
@@ -140,13 +140,16 @@ class Actor:
       lambda s: np.zeros([num_envs, *s.shape], s.dtype.as_numpy_dtype), specs
     )
     self._unrolls.level_index[:] = level_indices
-    # The index of each unroll's next step, and the last output and current
-    # state of each environment's agent.
+    # Their arrays, in lists: flattening takes longer than what follows it.
+    self._all_parts = tf.nest.flatten(self._unrolls)
+    self._env_parts = tf.nest.flatten(self._unrolls.env_outputs)
+    self._agent_parts = tf.nest.flatten(self._unrolls.agent_outputs)
+    self._state_parts = tf.nest.flatten(self._unrolls.agent_state)
+    # The index of each unroll's next step, and the last output (action first)
+    # and current state of each environment's agent.
     self._time = np.zeros([num_envs], np.int64)
-    self._agent_outputs = tf.nest.map_structure(
-      lambda array: array[:, 0].copy(), self._unrolls.agent_outputs
-    )
-    self._state = policy.agent.initial_state(num_envs)
+    self._last_outputs = [array[:, 0].copy() for array in self._agent_parts]
+    self._state = tf.nest.flatten(policy.agent.initial_state(num_envs))
 
   def run(
     self,
@@ -178,7 +181,7 @@ class Actor:
         continue  # None was ready in time: check should_stop again.
       full = self._record(ids, env_outputs)
       if full.size:
-        enqueue(*_take(self._unrolls, full))
+        enqueue(*_take(self._all_parts, full))
         self._begin_unrolls(full)
       # After the enqueue, which may have waited: the weights are then fresh.
       if steps % self._unroll_length == 0:
@@ -186,20 +189,20 @@ class Actor:
       steps += 1
       self._record_unroll_starts(ids, env_outputs, policy_version)
       agent_outputs, state = act(
-        self._agent_outputs.action[ids], env_outputs, _take(self._state, ids)
+        self._last_outputs[0][ids], env_outputs, _take(self._state, ids)
       )
       self._check_finite(agent_outputs.policy_logits, ids, env_outputs)
       self._envs.send(agent_outputs.action, ids)
-      _put(self._agent_outputs, ids, tf.nest.flatten(agent_outputs))
-      _put(self._state, ids, tf.nest.flatten(state))
+      _put(self._last_outputs, ids, agent_outputs)
+      _put(self._state, ids, state)
       self._time[ids] += 1
 
   def _check_finite(self, policy_logits, ids, env_outputs):
     """Raises if a policy is not finite: sampling would give invalid actions."""
-    finite = np.isfinite(policy_logits).all(axis=-1)
+    finite = np.isfinite(policy_logits)
     if finite.all():
       return
-    row = np.flatnonzero(~finite)[0]
+    row = np.flatnonzero(~finite.all(axis=-1))[0]
     frame = env_outputs.observation.frame[row]
     raise PolicyNotFiniteError(
       f'{self._envs.level_names[ids[row]]}: the policy_logits of environment '
@@ -214,33 +217,36 @@ class Actor:
       observation = env_outputs.observation
       newest = observation._replace(frame=observation.frame[:, -1])
       env_outputs = env_outputs._replace(observation=newest)
-    index = (ids, self._time[ids])
-    _put(self._unrolls.env_outputs, index, tf.nest.flatten(env_outputs))
-    _put(self._unrolls.agent_outputs, index, _take(self._agent_outputs, ids))
-    return ids[self._time[ids] == self._unroll_length]
+    time = self._time[ids]
+    index = (ids, time)
+    _put(self._env_parts, index, environments.flatten(env_outputs))
+    _put(self._agent_parts, index, _take(self._last_outputs, ids))
+    return ids[time == self._unroll_length]
 
   def _begin_unrolls(self, ids):
     """Copies the last step of each unroll of `ids` to step 0 of the next."""
     last = (ids, self._unroll_length)
-    for part in (self._unrolls.env_outputs, self._unrolls.agent_outputs):
-      _put(part, (ids, 0), _take(part, last))
+    for parts in (self._env_parts, self._agent_parts):
+      _put(parts, (ids, 0), _take(parts, last))
     self._time[ids] = 0
 
   def _record_unroll_starts(self, ids, env_outputs, policy_version):
     """Writes the per-unroll fields of those unrolls that are at step 0."""
     rows = np.flatnonzero(self._time[ids] == 0)
+    if not rows.size:
+      return
     ids = ids[rows]
     self._unrolls.policy_version[ids] = policy_version
-    _put(self._unrolls.agent_state, ids, _take(self._state, ids))
+    _put(self._state_parts, ids, _take(self._state, ids))
     if self._is_stacked:
       stacks = env_outputs.observation.frame
       self._unrolls.earlier_frames[ids] = stacks[rows, :-1]
 
 
 def _take(arrays, index):
-  return [array[index] for array in tf.nest.flatten(arrays)]
+  return [array[index] for array in arrays]
 
 
 def _put(arrays, index, values):
-  for array, value in zip(tf.nest.flatten(arrays), values, strict=True):
+  for array, value in zip(arrays, values, strict=True):
     array[index] = value

@@ -86,6 +86,12 @@ class StepOutput(NamedTuple):
   observation: Observation
 
 
+def flatten(outputs: StepOutput) -> list[np.ndarray]:
+  """Returns all arrays of a StepOutput, as `tf.nest.flatten` does, but fast."""
+  observation = [part for part in outputs.observation if len(part)]
+  return [outputs.reward, *outputs.info, outputs.done, *observation]
+
+
 @dataclasses.dataclass(frozen=True)
 class EnvironmentSpec:
   """What all environments of one run have in common.
@@ -301,12 +307,6 @@ class EpisodeTotals:
     self._returns[finished] = 0
     self._steps[finished] = 0
     return info, first
-
-  def forget(self, env_id: int) -> None:
-    """Drops an episode: the environment's next output is its very first."""
-    self._returns[env_id] = 0
-    self._steps[env_id] = 0
-    self._started[env_id] = False
 
 
 def count_cores() -> int:

@@ -105,17 +105,15 @@ class EnvironmentProcesses:
     num_envs = len(makers)
     self._groups = groups = _split(num_envs, envs_per_process)
     limits.check_processes(len(groups))
-    self._process = np.arange(num_envs) // envs_per_process
+    self._process = [i // envs_per_process for i in range(num_envs)]
     self._restarts = np.zeros([num_envs], int)  # In a row.
     self._num_restarts = np.zeros([len(groups)], int)  # In all.
     self._told = collections.Counter()  # Failures by their details.
     self._specs = [None] * num_envs
     self._ready = []  # Numbers read from the pipe, not returned yet.
-    self._steps = np.full([num_envs], -1)  # -1: not reset yet.
-    self._has_played = np.zeros([num_envs], bool)
-    self._in_flight = np.zeros([num_envs], bool)
+    self._in_flight = set()
     # Restarted while the caller had them: their next actions are ignored.
-    self._is_anew = np.zeros([num_envs], bool)
+    self._anew = set()
     self._layout = self._arrays = self._supervisor = None
     self._control, their_control = connection.Pipe()
     self._memory_fd = _open_anonymous_memory()
@@ -200,9 +198,7 @@ class EnvironmentProcesses:
   def _find_unmade(self) -> set[int]:
     """Returns the processes that have not made all their environments."""
     return {
-      int(self._process[i])
-      for i, spec in enumerate(self._specs)
-      if spec is None
+      self._process[i] for i, spec in enumerate(self._specs) if spec is None
     }
 
   def start_episodes(
@@ -222,11 +218,12 @@ class EnvironmentProcesses:
     self._arrays = layout.map(self._memory_fd)
     # Sent as a tuple: to unpickle a class, a process imports its module.
     self._layout = tuple(layout)
+    self._arrays.steps.fill(-1)
     unmade = self._find_unmade()
     for number in range(len(self._links)):
       if number not in unmade:
         self._send_layout(number)
-    self._in_flight[:] = True
+    self._in_flight.update(range(len(self._specs)))
     return self._arrays
 
   def _send_layout(self, number: int) -> None:
@@ -252,7 +249,7 @@ class EnvironmentProcesses:
         restart is left.
       RuntimeError: no environment is in flight.
     """
-    wanted = min(max_batch, np.count_nonzero(self._in_flight))
+    wanted = min(max_batch, len(self._in_flight))
     if not wanted:
       raise RuntimeError('No environment is in flight: send actions first.')
     self._wait(timeout_secs)
@@ -265,14 +262,14 @@ class EnvironmentProcesses:
       self._read_ready(wanted)
       if len(self._ready) == before:
         break
-    env_ids = np.array(self._ready[:wanted], np.int32)
+    numbers = self._ready[:wanted]
     del self._ready[:wanted]
-    self._in_flight[env_ids] = self._is_anew[env_ids] = False
-    dones, cuts = self._arrays.dones[env_ids], self._arrays.cuts[env_ids]
-    steps = self._steps[env_ids] + 1
-    self._steps[env_ids] = np.where(dones, 0, np.where(cuts, -1, steps))
-    self._restarts[env_ids[dones | cuts]] = 0
-    self._has_played[env_ids] = True
+    self._in_flight.difference_update(numbers)
+    self._anew.difference_update(numbers)
+    env_ids = np.array(numbers, np.int32)
+    if self._told:  # There were failures.
+      is_over = self._arrays.dones[env_ids] | self._arrays.cuts[env_ids]
+      self._restarts[env_ids[is_over]] = 0
     return env_ids
 
   def _wait(self, timeout_secs: float | None) -> None:
@@ -312,22 +309,19 @@ class EnvironmentProcesses:
       ValueError: an environment is named twice or in flight already.
     """
     numbers = env_ids.tolist()
-    anew = self._is_anew[env_ids]
-    busy = (self._in_flight[env_ids] & ~anew).any()
+    busy = self._in_flight.intersection(numbers) - self._anew
     if busy or len(set(numbers)) != len(numbers):
       raise ValueError(
         f'An environment takes one action after each recv, got actions for '
-        f'{numbers} with {np.flatnonzero(self._in_flight).tolist()} in flight.'
+        f'{numbers} with {sorted(self._in_flight)} in flight.'
       )
-    if anew.any():
-      self._is_anew[env_ids] = False
-      actions, env_ids = actions[~anew], env_ids[~anew]
     self._arrays.actions[env_ids] = actions
-    self._in_flight[env_ids] = True
+    self._in_flight.update(numbers)
     messages = collections.defaultdict(lambda: array.array('i'))
-    processes = self._process[env_ids].tolist()
-    for env_id, process in zip(env_ids.tolist(), processes, strict=True):
-      messages[process].append(env_id)
+    for env_id in numbers:
+      if env_id not in self._anew:
+        messages[self._process[env_id]].append(env_id)
+    self._anew.difference_update(numbers)
     for process, message in messages.items():
       with contextlib.suppress(OSError):  # It has died: `recv` reports it.
         os.write(self._links[process].fileno(), message)
@@ -377,13 +371,24 @@ class EnvironmentProcesses:
     # What fails before its first observation would fail again; unless somebody
     # killed it.
     is_killed = isinstance(value, int) and value < 0
-    return (is_killed or bool(self._has_played[env_id])) and bool(
+    has_played = self._num_restarts[self._process[env_id]] > 0 or (
+      self._arrays is not None and self._arrays.steps[env_id] >= 0
+    )
+    return (is_killed or has_played) and bool(
       self._restarts[env_id] < self._max_restarts
     )
 
   def _failure(self, env_id: int, details: str) -> EnvironmentFailed:
-    step = self._steps[env_id] + 1
-    return EnvironmentFailed(self._level_names[env_id], env_id, step, details)
+    return EnvironmentFailed(
+      self._level_names[env_id], env_id, self._find_step(env_id), details
+    )
+
+  def _find_step(self, env_id: int) -> int:
+    """Returns the step of the episode that an environment is in; 0: a reset."""
+    arrays = self._arrays
+    if arrays is None or arrays.cuts[env_id]:
+      return 0
+    return 1 if arrays.dones[env_id] else int(arrays.steps[env_id]) + 1
 
   def _warn(self, failure: EnvironmentFailed) -> None:
     """Describes a failure once; the same one again is only counted."""
@@ -410,9 +415,10 @@ class EnvironmentProcesses:
     # after the restart.
     self._read_ready(len(self._ready) + len(self._specs))
     self._ready = [ready for ready in self._ready if ready not in group]
-    self._is_anew[group] = ~self._in_flight[group]
-    self._in_flight[group] = True
-    self._steps[group] = -1
+    self._anew.update(set(group) - self._in_flight)
+    self._in_flight.update(group)
+    arrays = self._arrays
+    arrays.steps[group], arrays.dones[group], arrays.cuts[group] = -1, 0, 0
     for env_id in group:
       self._specs[env_id] = None
       if self._on_restart:
@@ -438,7 +444,7 @@ class EnvironmentProcesses:
         self._supervisor.wait()
     shutil.rmtree(self._scratch, ignore_errors=True)
     self._links, self._arrays = [], None
-    self._in_flight[:] = False
+    self._in_flight.clear()
 
 
 def _split(count: int, size: int) -> list[list[int]]:

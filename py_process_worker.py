@@ -99,6 +99,9 @@ class SharedArrays(NamedTuple):
       its own: the very first one, and the one after a cut.
     dones: bool [E], whether the last step ended an episode.
     cuts: bool [E], whether a time limit cut it instead.
+    steps: int32 [E], of the episode; after its end, of all of it. 0 after a
+      reset that was a step of its own; -1 before.
+    returns: float32 [E], the sum of its rewards.
     running: int32 [E], row p is the environment that process p runs, or ran.
     observation: arrays [E, ...]; after an end, of the next episode already;
       after a cut, the last one of the episode.
@@ -108,6 +111,8 @@ class SharedArrays(NamedTuple):
   rewards: np.ndarray
   dones: np.ndarray
   cuts: np.ndarray
+  steps: np.ndarray
+  returns: np.ndarray
   running: np.ndarray
   observation: Sequence[np.ndarray]
 
@@ -137,6 +142,8 @@ class Layout(NamedTuple):
       ((), np.dtype(np.float32)),
       ((), np.dtype(np.bool_)),
       ((), np.dtype(np.bool_)),
+      ((), np.dtype(np.int32)),
+      ((), np.dtype(np.float32)),
       ((), np.dtype(np.int32)),
       *self.observation,
     ]
@@ -460,6 +467,8 @@ class _Group:
     self._arrays = arrays
     self._number = number
     self._waiting = set(made)  # For a reset that is a step of its own.
+    self._steps = dict.fromkeys(made, 0)  # Of the episodes so far.
+    self._returns = dict.fromkeys(made, 0.0)
 
   def run(self, link_fd: int, ready_fd: int) -> Iterator[int]:
     """Steps those whose numbers come over the link, until it is closed.
@@ -489,6 +498,8 @@ class _Group:
       observation, reward, done, is_cut = environment.step(
         int(arrays.actions[env_id])
       )
+      self._steps[env_id] += 1
+      self._returns[env_id] += reward
     if done:
       observation = environment.reset()
     elif is_cut:
@@ -497,3 +508,7 @@ class _Group:
     arrays.rewards[env_id] = reward
     arrays.dones[env_id] = done
     arrays.cuts[env_id] = is_cut
+    arrays.steps[env_id] = self._steps[env_id]
+    arrays.returns[env_id] = self._returns[env_id]
+    if done or is_cut:
+      self._steps[env_id], self._returns[env_id] = 0, 0.0

@@ -69,9 +69,8 @@ class ProcessEnvironments(environments.Environments):
       ],
       self.level_names,
       max_restarts,
-      self._episodes.forget,
-      envs_per_process,
-      self._check_spec,
+      envs_per_process=envs_per_process,
+      check_spec=self._check_spec,
     )
     try:
       self._wait_for_specs()
@@ -114,15 +113,17 @@ class ProcessEnvironments(environments.Environments):
   ) -> tuple[np.ndarray, environments.StepOutput]:
     """Waits for environments that are ready; see Environments."""
     env_ids = self._processes.recv(self.max_batch, timeout_secs)
-    rewards = self._arrays.rewards[env_ids]
-    done, truncated = self._arrays.dones[env_ids], self._arrays.cuts[env_ids]
-    parts = [part[env_ids] for part in self._arrays.observation]
-    info, first = self._episodes.add(
-      env_ids, rewards, done | truncated, truncated
+    arrays = self._arrays
+    rewards, steps = arrays.rewards[env_ids], arrays.steps[env_ids]
+    done, truncated = arrays.dones[env_ids], arrays.cuts[env_ids]
+    parts = [part[env_ids] for part in arrays.observation]
+    info = environments.StepOutputInfo(
+      arrays.returns[env_ids], steps, done | truncated, truncated
     )
     self._check_values(env_ids, info, rewards, parts)
+    # An output without a step is an environment's very first one, or as if.
     return env_ids, environments.StepOutput(
-      rewards, info, done | first, self.spec.to_observation(parts)
+      rewards, info, done | (steps == 0), self.spec.to_observation(parts)
     )
 
   def _check_values(
@@ -136,11 +137,11 @@ class ProcessEnvironments(environments.Environments):
     checked = [('reward', rewards)]
     checked += [('observation', p) for p in parts if p.dtype == np.float32]
     for name, array in checked:
-      values = array.reshape(len(array), math.prod(array.shape[1:]))
-      # False for NaN too.
-      usable = (np.abs(values) <= _LARGEST_MAGNITUDE).all(axis=1)
+      usable = np.abs(array) <= _LARGEST_MAGNITUDE  # False for NaN too.
       if usable.all():
         continue
+      values = array.reshape(len(array), math.prod(array.shape[1:]))
+      usable = usable.reshape(values.shape).all(axis=1)
       row = np.flatnonzero(~usable)[0]
       env_id = env_ids[row]
       raise py_process.EnvironmentFailed(

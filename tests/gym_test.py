@@ -220,7 +220,7 @@ class TestEnvironmentsPerProcess:
     for count in (1, 2, 3, 5):
       envs = contract.make(
         'gym:FrozenLake-v1',
-        'gym:FrozenLake-v1?success_rate=0.5',
+        'gym:FrozenLake-v1?is_slippery=false',
         num_envs=5,
         gym_settings=gym.GymSettings(envs_per_process=count),
       )
@@ -232,5 +232,6 @@ class TestEnvironmentsPerProcess:
       envs.close()
       assert envs.settings() == {'envs_per_process': count}
       shown.append([b''.join(row[:20]) for row in rows])
-    assert len(set(shown[0])) == 5
+    # Two of the five are without chance.
+    assert len(set(shown[0])) == 4
     assert shown.count(shown[0]) == 4
