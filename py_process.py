@@ -74,7 +74,6 @@ class EnvironmentProcesses:
     makers: Sequence[Callable[[int], py_process_worker.EnvironmentProtocol]],
     level_names: Sequence[str],
     max_restarts: int = 0,
-    on_restart: Callable[[int], None] | None = None,
     envs_per_process: int = 1,
     check_spec: Callable[[int, Any], None] | None = None,
   ):
@@ -89,9 +88,8 @@ class EnvironmentProcesses:
       max_restarts: how many times in a row, with no complete episode between,
         an environment that fails is restarted, with a warning. One that fails
         before its first observation is not: it would fail again.
-      on_restart: called with the number of each environment whose episode is
-        lost: the failed one, and the others in its process.
-      envs_per_process: how many environments take turns in one process.
+      envs_per_process: how many environments take turns in one process. If one
+        fails, all of them start anew.
       check_spec: called with each environment's number and spec once it is
         made; may raise.
 
@@ -100,7 +98,6 @@ class EnvironmentProcesses:
     """
     self._level_names = list(level_names)
     self._max_restarts = max_restarts
-    self._on_restart = on_restart
     self._check_spec = check_spec
     num_envs = len(makers)
     self._groups = groups = _split(num_envs, envs_per_process)
@@ -368,15 +365,13 @@ class EnvironmentProcesses:
     return int(self._arrays.running[number])
 
   def _may_restart(self, env_id: int, value: str | int) -> bool:
+    if self._arrays is None or self._restarts[env_id] >= self._max_restarts:
+      return False
     # What fails before its first observation would fail again; unless somebody
     # killed it.
     is_killed = isinstance(value, int) and value < 0
-    has_played = self._num_restarts[self._process[env_id]] > 0 or (
-      self._arrays is not None and self._arrays.steps[env_id] >= 0
-    )
-    return (is_killed or has_played) and bool(
-      self._restarts[env_id] < self._max_restarts
-    )
+    was_restarted = self._num_restarts[self._process[env_id]] > 0
+    return is_killed or was_restarted or bool(self._arrays.steps[env_id] >= 0)
 
   def _failure(self, env_id: int, details: str) -> EnvironmentFailed:
     return EnvironmentFailed(
@@ -421,8 +416,6 @@ class EnvironmentProcesses:
     arrays.steps[group], arrays.dones[group], arrays.cuts[group] = -1, 0, 0
     for env_id in group:
       self._specs[env_id] = None
-      if self._on_restart:
-        self._on_restart(env_id)
     self._num_restarts[number] += 1
     with contextlib.suppress(OSError):  # The supervisor has died.
       self._control.send((number, int(self._num_restarts[number])))

@@ -69,8 +69,8 @@ class ProcessEnvironments(environments.Environments):
       ],
       self.level_names,
       max_restarts,
-      envs_per_process=envs_per_process,
-      check_spec=self._check_spec,
+      envs_per_process,
+      self._check_spec,
     )
     try:
       self._wait_for_specs()

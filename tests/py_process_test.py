@@ -20,7 +20,7 @@ from runtime import errors
 _ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-def start(*gym_ids, first_episodes=True, **kwargs):
+def start(*gym_ids, first_episodes=True, restarted=None, **kwargs):
   names = [f'gym:tests.count_env:{gym_id}-v0' for gym_id in gym_ids]
   processes = py_process.EnvironmentProcesses(
     [functools.partial(gym.GymEnvironment, n, 1) for n in names],
@@ -34,6 +34,14 @@ def start(*gym_ids, first_episodes=True, **kwargs):
     raise
   if first_episodes:
     processes.start_episodes([([1], np.dtype(np.float32))])
+  if restarted is not None:
+    restart = processes._restart
+
+    def note(number, kind):
+      restarted.extend(processes._groups[number])
+      restart(number, kind)
+
+    processes._restart = note
   return processes
 
 
@@ -167,7 +175,7 @@ def test_killed_environment(closing, gym_id):
 def test_failing_environment_is_restarted_max_restarts_times(closing, capfd):
   restarted = []
   processes = start(
-    'Count100', 'CountRaise', max_restarts=3, on_restart=restarted.append
+    'Count100', 'CountRaise', max_restarts=3, restarted=restarted
   )
   closing.append(processes)
   with pytest.raises(py_process.EnvironmentFailed) as caught:
@@ -185,9 +193,7 @@ def test_failing_environment_is_restarted_max_restarts_times(closing, capfd):
 
 def test_complete_episodes_reset_the_count_of_restarts(closing, capfd):
   restarted = []
-  processes = start(
-    'SecondEpisodeRaises', max_restarts=2, on_restart=restarted.append
-  )
+  processes = start('SecondEpisodeRaises', max_restarts=2, restarted=restarted)
   closing.append(processes)
   while len(restarted) < 5:
     step(processes, 1)
@@ -196,9 +202,7 @@ def test_complete_episodes_reset_the_count_of_restarts(closing, capfd):
 
 def test_what_fails_before_its_first_observation_is_told_once(closing, capfd):
   restarted = []
-  processes = start(
-    'CountRaiseAtReset', max_restarts=3, on_restart=restarted.append
-  )
+  processes = start('CountRaiseAtReset', max_restarts=3, restarted=restarted)
   closing.append(processes)
   with pytest.raises(py_process.EnvironmentFailed, match='Traceback'):
     step(processes, 10)
@@ -212,7 +216,7 @@ def test_the_same_failure_is_counted(closing, capfd):
     'SecondEpisodeRaises',
     'SecondEpisodeRaises',
     max_restarts=2,
-    on_restart=restarted.append,
+    restarted=restarted,
   )
   closing.append(processes)
   while len(restarted) < 11:
@@ -234,7 +238,7 @@ class TestGroups:
       'CountExit',
       'Count100',
       max_restarts=1,
-      on_restart=restarted.append,
+      restarted=restarted,
       envs_per_process=2,
     )
     closing.append(processes)
@@ -253,7 +257,7 @@ class TestGroups:
       'Count3',
       'Count7',
       max_restarts=1,
-      on_restart=restarted.append,
+      restarted=restarted,
       envs_per_process=2,
     )
     closing.append(processes)
@@ -304,7 +308,7 @@ class TestGroups:
 @pytest.mark.parametrize('gym_id', ['Count100', 'CountSlowReset'])
 def test_killed_environment_is_restarted(closing, gym_id, capfd):
   restarted = []
-  processes = start(gym_id, max_restarts=1, on_restart=restarted.append)
+  processes = start(gym_id, max_restarts=1, restarted=restarted)
   closing.append(processes)
   if gym_id == 'Count100':
     step(processes, 3)
