@@ -9,6 +9,15 @@ import sys
 import time
 import uuid
 
+# What a shell runs in the background ignores the first, and after `nohup` the
+# second; programs would inherit this.
+for _number, _handler in (
+  (signal.SIGINT, signal.default_int_handler),
+  (signal.SIGHUP, signal.SIG_DFL),
+):
+  if signal.getsignal(_number) == signal.SIG_IGN:
+    signal.signal(_number, _handler)
+
 ROOT = pathlib.Path(__file__).parent.parent
 COMMAND = (sys.executable, str(ROOT / 'experiment.py'))
 COUNT = 'gym:tests.count_env:Count{}-v0'
