@@ -333,6 +333,7 @@ def _make_batch(specs):
     return generator.integers(0, 2, shape).astype(spec.dtype.as_numpy_dtype)
 
   batch = tf.nest.map_structure(make, specs)
+  batch.env_outputs.info.truncated[:] = False
   batch.level_index[:] = 0
   batch.policy_version[:] = 0
   return tf.nest.flatten(batch)
