@@ -2,11 +2,14 @@
 
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
+import local_cluster
 from tests import program
 
 
@@ -64,6 +67,24 @@ def test_ends_all_even_if_nobody_reads_of_a_failure(tmp_path):
     level_name=program.COUNT.format(3),
   ) as failed:
     assert failed.finish() == 1
+
+
+def test_ends_with_the_learners_code_and_says_who_has_died(tmp_path, capfd):
+  processes = {}
+  for name in ('learner0', 'actor0', 'actor1'):
+    (tmp_path / f'{name}.txt').touch()
+    processes[name] = subprocess.Popen(['sleep', '100'])
+  processes['actor1'].kill()
+  timer = threading.Timer(1.0, processes['learner0'].kill)
+  timer.start()
+  code = local_cluster.watch(processes, tmp_path, threading.Event())
+  assert code == 128 + signal.SIGKILL
+  assert all(process.poll() is not None for process in processes.values())
+  first, *others = capfd.readouterr().err.splitlines()
+  assert first.startswith('actor1 has failed: ended by SIGKILL')
+  assert any(
+    line.startswith('learner0 has failed: ended by SIGKILL') for line in others
+  )
 
 
 @pytest.mark.parametrize(
