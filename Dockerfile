@@ -29,7 +29,8 @@ RUN if [ "$GPU" = true ]; then set -- 'tensorflow[and-cuda]'; fi \
 
 # DeepMind Lab, if its wheel lies in wheels/: it renders by OSMesa, loads SDL,
 # and calls zip for each map that it compiles. Its wheel does not name dm-env and
-# setuptools, which it imports. Importing it shows a wheel for another Python. A mount would spare the copy, but not all builders see it change.
+# setuptools, which it imports. Importing it shows a wheel for another Python. A
+# mount would spare the copy, but not all builders see it change.
 COPY wheels /wheels
 # Debian's release and the wheel itself hold the versions still.
 # hadolint ignore=DL3008,DL3013

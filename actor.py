@@ -63,16 +63,17 @@ class Policy:
     list.
     """
     inputs = (self._last_actions, self._env_outputs, self._state)
-    inputs = tf.nest.flatten(inputs)
     step = callables.make(
-      session, tf.nest.flatten(self._outputs), inputs, in_calling_thread=True
+      session,
+      tf.nest.flatten(self._outputs),
+      tf.nest.flatten(inputs),
+      in_calling_thread=True,
     )
 
     def act(last_actions, env_outputs, state):
       reward, _, done, observation = env_outputs
-      parts = [part for part in observation if len(part)]
       action, policy_logits, *state = step(
-        last_actions, reward, done, *parts, *state
+        last_actions, reward, done, *observation.arrays(), *state
       )
       return networks.AgentOutput(action, policy_logits), state
 

@@ -65,6 +65,10 @@ class Observation(NamedTuple):
   instruction: np.ndarray | tuple
   vector: np.ndarray | tuple = ()
 
+  def arrays(self) -> list[np.ndarray]:
+    """Returns the parts that there are, as `tf.nest.flatten` does, but fast."""
+    return [part for part in self if len(part)]
+
 
 class StepOutput(NamedTuple):
   """The result of a step.
@@ -88,7 +92,7 @@ class StepOutput(NamedTuple):
 
 def flatten(outputs: StepOutput) -> list[np.ndarray]:
   """Returns all arrays of a StepOutput, as `tf.nest.flatten` does, but fast."""
-  observation = [part for part in outputs.observation if len(part)]
+  observation = outputs.observation.arrays()
   return [outputs.reward, *outputs.info, outputs.done, *observation]
 
 
@@ -195,7 +199,6 @@ class Environments(abc.ABC):
     # The emulator and Gymnasium take non-negative 31-bit Python ints.
     states = np.random.SeedSequence(seed).generate_state(num_envs)
     self.seeds = [int(state >> 1) for state in states]
-    self._episodes = EpisodeTotals(num_envs)
 
   @abc.abstractmethod
   def recv(

@@ -160,10 +160,7 @@ class EnvironmentProcesses:
     )
     with contextlib.suppress(OSError):  # It has died: no spec will come.
       self._control.send(
-        (
-          *(makers, self._groups, links, ready_fd, self._memory_fd),
-          self._scratch,
-        )
+        [makers, self._groups, links, ready_fd, self._memory_fd, self._scratch]
       )
 
   def find_specs(self, timeout_secs: float | None = None) -> list[Any]:

@@ -34,16 +34,10 @@ import numpy as np
 
 from runtime import console
 from runtime import errors
+from runtime import signals
 
 # How long environments may take to close, and then to obey SIGTERM.
 GRACE_SECS = 1.0
-_CALLERS_SIGNALS = (
-  signal.SIGINT,
-  signal.SIGTERM,
-  signal.SIGHUP,
-  signal.SIGUSR1,
-  signal.SIGUSR2,
-)
 # More than the numbers of all environments of one process.
 _MAX_BYTES = 2**16
 
@@ -171,7 +165,7 @@ def supervise(control_fd: int) -> None:
   """
   console.keep_exit_code()  # Environments may print.
   # All are for the caller to handle, even if sent to all processes.
-  for number in _CALLERS_SIGNALS:
+  for number in signals.NUMBERS:
     signal.signal(number, signal.SIG_IGN)
   control = connection.Connection(control_fd)
   makers, groups, link_fds, ready_fd, memory_fd, scratch = control.recv()
@@ -417,11 +411,12 @@ def _order_for_users(paths: Sequence[str]) -> list[str]:
   ROOT is still needed for environments that are in it, such as those in
   examples, or a user's own next to experiment.py.
   """
-  # Absolute, since the working folder will be another.
-  users = [os.path.abspath(path) for path in paths if not _is_root(path)]
-  # Python's own switch for whether to search the working folder.
-  if not os.environ.get('PYTHONSAFEPATH') and not _is_root('.'):
-    with contextlib.suppress(FileNotFoundError):  # It has been deleted.
+  users = [path for path in paths if not _is_root(path)]
+  with contextlib.suppress(FileNotFoundError):  # The working folder is deleted.
+    # Absolute, since the working folder will be another.
+    users = [os.path.abspath(path) for path in users]
+    # Python's own switch for whether to search the working folder.
+    if not os.environ.get('PYTHONSAFEPATH') and not _is_root('.'):
       users.insert(0, os.getcwd())
   return [*users, ROOT]
 

@@ -333,7 +333,9 @@ class RemoteActor:
     def stop():
       threads.stop()
       # An actor has nothing to save, and may be waiting for its learner.
-      threading.Timer(_STOP_SECS, os._exit, [signals.EXIT_STOPPED]).start()
+      timer = threading.Timer(_STOP_SECS, os._exit, [signals.EXIT_STOPPED])
+      timer.daemon = True  # If the actor ends before, so does the process.
+      timer.start()
 
     with signals.stopping(stop):
       self.start(threads)

@@ -208,7 +208,12 @@ class Kernels:
 
 
 def random_array(shape, dtype: tf.DType) -> np.ndarray:
-  """Returns random numbers, in [0, 256) for uint8 and else in [0, 1)."""
+  """Returns random numbers, in [0, 256) for uint8 and else in [0, 1).
+
+  False for bool: no episode ends, and every step counts.
+  """
+  if dtype == tf.bool:
+    return np.zeros(shape, bool)
   scale = 256 if dtype == tf.uint8 else 1
   numbers = np.random.default_rng(1).random(shape) * scale
   return numbers.astype(dtype.as_numpy_dtype)

@@ -108,6 +108,7 @@ class AtariEnvironments(environments.Environments):
     level_names, self._settings = _resolve(level_names, settings)
     super().__init__(level_names, num_envs, seed, max_batch)
     self._training = training
+    self._episodes = environments.EpisodeTotals(num_envs)
     shows_cuts = training and self._settings.bootstrap_at_time_limit
     self._lives = np.zeros([num_envs], np.int32)
     self._groups = []

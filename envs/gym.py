@@ -201,17 +201,23 @@ class GymEnvironment:
 
   def reset(self) -> Sequence[np.ndarray]:
     """Starts an episode; only the first one is seeded."""
-    with self._current_interface():
+    try:
       observation, _ = self._env.reset(seed=self._seed)
+    except (TypeError, ValueError) as error:
+      self._refuse_old_interface(error)
+      raise
     self._seed = None
     return self._see(observation)
 
   def step(self, action: int) -> tuple[Sequence[np.ndarray], float, bool, bool]:
     """Takes one step; see py_process_worker.EnvironmentProtocol."""
-    with self._current_interface():
+    try:
       observation, reward, terminated, truncated, _ = self._env.step(
         action + self._first_action
       )
+    except (TypeError, ValueError) as error:
+      self._refuse_old_interface(error)
+      raise
     reward = self._to_scalar('reward', reward, float)
     is_over = self._to_scalar('terminated', terminated, bool)
     is_cut = self._to_scalar('truncated', truncated, bool) and not is_over
@@ -243,14 +249,9 @@ class GymEnvironment:
       f'{list(array.shape)} as {name}, which must be {wanted}.'
     )
 
-  @contextlib.contextmanager
-  def _current_interface(self):
-    """Names the interface of Gym before 0.26, if it is what fails."""
-    try:
-      yield
-    except (TypeError, ValueError) as error:
-      if not _is_old_interface(error):
-        raise
+  def _refuse_old_interface(self, error: Exception) -> None:
+    """Raises if it is the interface of Gym before 0.26 that has failed."""
+    if _is_old_interface(error):
       raise py_process_worker.UnusableLevelError(
         f'{self._level_name} has the interface of Gym before version 0.26 '
         f'({error}): its reset must take seed and options and return an '

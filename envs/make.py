@@ -116,29 +116,23 @@ def make_environments(
   # A score must not depend on which episodes failed.
   max_restarts = _MAX_RESTARTS if training else 0
   # Each family is imported only where it is used.
-  if family == 'gym':
-    from envs import gym
+  if family != 'atari':
+    if family == 'gym':
+      from envs import gym
 
-    return gym.GymEnvironments(
+      kind, settings = gym.GymEnvironments, gym_settings
+    else:
+      from envs import lab
+
+      kind, settings = lab.LabEnvironments, lab_settings
+    return kind(
       level_names,
       num_envs,
       seed,
       training=training,
       max_batch=max_batch,
       max_restarts=max_restarts,
-      settings=gym_settings,
-    )
-  if family == 'lab':
-    from envs import lab
-
-    return lab.LabEnvironments(
-      level_names,
-      num_envs,
-      seed,
-      training=training,
-      max_batch=max_batch,
-      max_restarts=max_restarts,
-      settings=lab_settings,
+      settings=settings,
     )
   from envs import atari
 

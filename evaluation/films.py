@@ -25,7 +25,6 @@ import py_process
 import py_process_worker
 from runtime import console
 
-_GYM_PREFIX = 'gym:'
 _ATARI_FRAMES_PER_SECOND = 60
 _LAB_FRAMES_PER_SECOND = 60
 _DEFAULT_GYM_FRAMES_PER_SECOND = 30

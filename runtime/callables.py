@@ -9,9 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.core.protobuf import (
-  config_pb2,  # CallableOptions is not public.
-)
+from tensorflow.core.protobuf import config_pb2
 
 tf1 = tf.compat.v1
 
@@ -36,6 +34,7 @@ def make(
   Returns:
     The function. It raises what `session.run` would raise.
   """
+  # Neither this nor the method below is public.
   options = config_pb2.CallableOptions(
     feed=[tensor.name for tensor in feeds],
     fetch=[tensor.name for tensor in fetches],

@@ -20,7 +20,8 @@ import time
 # The program was stopped, and is not done: start it again to go on.
 EXIT_STOPPED = os.EX_TEMPFAIL  # 75
 
-_NUMBERS = (
+# All of them mean the same.
+NUMBERS = (
   signal.SIGINT,
   signal.SIGTERM,
   signal.SIGHUP,
@@ -51,7 +52,7 @@ class _Listener:
     self._sender.setblocking(False)
     self._wakeup_fd_before = signal.set_wakeup_fd(self._sender.fileno())
     self._before = {}
-    for number in _NUMBERS:
+    for number in NUMBERS:
       if signal.getsignal(number) != signal.SIG_IGN:
         self._before[number] = signal.signal(number, self._exit)
     threading.Thread(target=self._listen, daemon=True).start()

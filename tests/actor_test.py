@@ -47,6 +47,7 @@ class ScriptedEnvironments(environments.Environments):
     )
     super().__init__([f'level{i}' for i in range(len(lengths))], len(lengths),
                      seed)  # fmt: skip
+    self._episodes = environments.EpisodeTotals(len(lengths))
     self._lengths = np.array(lengths)
     self._frames = np.zeros(
       [len(lengths), stack, *self.spec.frame_shape], self.spec.frame_dtype

@@ -36,6 +36,7 @@ class FakeEnvironments(environments.Environments):
       order: the order in which the environments become ready.
     """
     super().__init__(level_names, len(lengths), seed=1)
+    self._episodes = environments.EpisodeTotals(len(lengths))
     self._lengths = lengths
     self._episode_numbers = np.zeros([len(lengths)], int)
     self._steps = np.full([len(lengths)], -1)

@@ -91,12 +91,12 @@ with signals.stopping(lambda: None, force=lambda: print('forced', flush=True)):
 
 
 def test_handlers_are_restored_without_install():
-  before = [signal.getsignal(number) for number in signals._NUMBERS]
+  before = [signal.getsignal(number) for number in signals.NUMBERS]
   stopped = threading.Event()
   with signals.stopping(stopped.set):
     os.kill(os.getpid(), signal.SIGUSR1)
     assert stopped.wait(10)
-  assert [signal.getsignal(number) for number in signals._NUMBERS] == before
+  assert [signal.getsignal(number) for number in signals.NUMBERS] == before
   assert signal.set_wakeup_fd(-1) == -1
 
 
